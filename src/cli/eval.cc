@@ -1,0 +1,222 @@
+#include "cli/eval.h"
+
+#include <fmt/format.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "cli/engine_flags.h"
+#include "engine/engine.h"
+#include "text/answer.h"
+#include "text/chat.h"
+#include "text/tokenizer.h"
+
+namespace trireme::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMaxTokens = 200;
+
+struct EvalArgs {
+  engine::EngineOptions engine;
+  std::string data;
+  std::string ids_out;
+  int64_t concurrency = 8;
+  int64_t limit = 0;
+  bool json = false;
+};
+
+struct Question {
+  std::string id;
+  std::string task;
+  std::vector<int32_t> prompt;
+  nlohmann::json answer;
+};
+
+// What came of one question; filled by the engine's thread.
+struct Answer {
+  std::vector<int32_t> ids;
+  int64_t outputs = 0;  // events that brought tokens: one for the prefill, then one a decode step
+  std::string error;
+};
+
+struct Tally {
+  int64_t n = 0, correct = 0, rounds = 0, emitted = 0;
+  void add(const Tally& other) {
+    n += other.n;
+    correct += other.correct;
+    rounds += other.rounds;
+    emitted += other.emitted;
+  }
+  // Emitted tokens per decode step, the first token of each answer left out since the prefill made it.
+  double accept_length() const { return rounds > 0 ? static_cast<double>(emitted) / static_cast<double>(rounds) : 0; }
+  double accuracy() const { return n > 0 ? static_cast<double>(correct) / static_cast<double>(n) : 0; }
+};
+
+std::vector<int32_t> encode(const Json& line, const text::Tokenizer& tokenizer) {
+  text::ChatRequest chat;
+  chat.messages = line.at("messages");
+  if (line.contains("tools") && line["tools"].is_array()) chat.tools = line["tools"];
+  const Json opts = line.value("opts", Json::object());
+  chat.tool_choice = opts.value("tool_choice", chat.tool_choice);
+  if (opts.contains("response_format") && opts["response_format"].is_object())
+    chat.response_format = opts["response_format"];
+  return text::encode_chat(tokenizer, chat);
+}
+
+std::vector<Question> read_questions(const EvalArgs& args, const text::Tokenizer& tokenizer) {
+  std::ifstream in(args.data);
+  if (!in)
+    throw BadInput(fmt::format("{}: cannot be read; --data wants a file with one JSON object a line", args.data));
+  std::vector<Question> questions;
+  int64_t number = 0;
+  for (std::string text; std::getline(in, text);) {
+    ++number;
+    if (text.empty()) continue;
+    if (args.limit > 0 && static_cast<int64_t>(questions.size()) == args.limit) break;
+    try {
+      const Json line = Json::parse(text);
+      Question q;
+      q.id = line.value("id", std::to_string(number));
+      q.task = line.value("task", "all");
+      q.answer = line.at("answer");
+      if (!q.answer.is_string() && !q.answer.is_array())
+        throw BadInput("answer must be a string or a list of tool calls");
+      q.prompt = line.contains("prompt_ids") ? line["prompt_ids"].get<std::vector<int32_t>>() : encode(line, tokenizer);
+      questions.push_back(std::move(q));
+    } catch (const std::exception& e) {
+      throw BadInput(fmt::format("{}:{}: {}", args.data, number, e.what()));
+    }
+  }
+  if (questions.empty()) throw BadInput(fmt::format("{}: holds no questions", args.data));
+  return questions;
+}
+
+engine::EngineOptions engine_options(const EvalArgs& args, const std::vector<Question>& questions) {
+  engine::EngineOptions options = args.engine;
+  size_t longest = 0;
+  for (const Question& q : questions) longest = std::max(longest, q.prompt.size());
+  options.max_running = args.concurrency;
+  // Room for every running request at its longest, a page beyond for each: nothing is ever retracted.
+  options.max_tokens = args.concurrency * (static_cast<int64_t>(longest) + kMaxTokens + 2 * ops::kPageTokens);
+  options.max_queue = static_cast<int64_t>(questions.size());
+  return options;
+}
+
+// Asks all questions, at most `concurrency` at once, greedily. Returns the seconds from the first to the last.
+double ask(engine::Engine& engine, const std::vector<Question>& questions, std::vector<Answer>& answers) {
+  const auto start = std::chrono::steady_clock::now();
+  for (size_t i = 0; i < questions.size(); ++i) {
+    engine::Request request;
+    request.prompt = questions[i].prompt;
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = kMaxTokens;
+    for (const int64_t id : engine.config().eos_tokens) request.sampling.stop_ids.push_back(static_cast<int32_t>(id));
+    request.on_output = [&answer = answers[i]](const engine::Output& output) {
+      for (const engine::OutputToken& t : output.tokens) answer.ids.push_back(t.token);
+      answer.outputs += output.tokens.empty() ? 0 : 1;
+      answer.error += output.error;
+    };
+    engine.submit(std::move(request));
+  }
+  engine.wait_idle();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::map<std::string, Tally> judge(const std::vector<Question>& questions, const std::vector<Answer>& answers,
+                                   const text::Tokenizer& tokenizer) {
+  std::map<std::string, Tally> tasks;
+  for (size_t i = 0; i < questions.size(); ++i) {
+    const Question& q = questions[i];
+    const Answer& a = answers[i];
+    if (!a.error.empty()) throw Failure(fmt::format("question {}: {}", q.id, a.error));
+    Tally& task = tasks[q.task];
+    ++task.n;
+    task.rounds += a.outputs - 1;
+    task.emitted += static_cast<int64_t>(a.ids.size()) - 1;
+    const auto parsed = text::parse_answer(tokenizer, a.ids, text::OutputParser::Channel::think);
+    if (text::matches(parsed, q.answer)) ++task.correct;
+  }
+  return tasks;
+}
+
+void write_ids(const std::string& path, const std::vector<Question>& questions, const std::vector<Answer>& answers) {
+  std::ofstream out(path);
+  for (size_t i = 0; i < questions.size(); ++i) {
+    out << Json{{"id", questions[i].id}, {"task", questions[i].task}, {"output_ids", answers[i].ids}}.dump() << '\n';
+  }
+  if (!out.flush()) throw Failure(fmt::format("{}: cannot be written", path));
+}
+
+Json report(const std::map<std::string, Tally>& tasks, const Tally& all, bool drafted, double tokens_per_s) {
+  Json json;
+  for (const auto& [name, t] : tasks) {
+    json["tasks"][name] = {{"n", t.n}, {"correct", t.correct}, {"accuracy", t.accuracy()}, {"accept_length", nullptr}};
+    if (drafted) json["tasks"][name]["accept_length"] = t.accept_length();
+  }
+  json["accept_length"] = nullptr;
+  if (drafted) json["accept_length"] = all.accept_length();
+  json["tokens_per_s"] = tokens_per_s;
+  return json;
+}
+
+void print_table(const std::map<std::string, Tally>& tasks, const Tally& all, bool drafted, double tokens_per_s) {
+  fmt::print("{:<16}{:>6}{:>9}{:>10}{:>15}\n", "task", "n", "correct", "accuracy", "accept length");
+  const auto row = [&](const std::string& name, const Tally& t) {
+    fmt::print("{:<16}{:>6}{:>9}{:>9.1f}%{:>15}\n", name, t.n, t.correct, 100 * t.accuracy(),
+               drafted ? fmt::format("{:.3f}", t.accept_length()) : "-");
+  };
+  for (const auto& [name, t] : tasks) row(name, t);
+  row("all", all);
+  fmt::print("{:.1f} tokens/s\n", tokens_per_s);
+}
+
+void run(EvalArgs& args) {
+  // The report alone goes to standard output.
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
+  resolve_model(args.engine);
+  if (args.concurrency < 1) throw BadInput(fmt::format("--concurrency is {}; it must be at least 1", args.concurrency));
+  const text::Tokenizer tokenizer = text::Tokenizer::load(args.engine.model);
+  const std::vector<Question> questions = read_questions(args, tokenizer);
+  engine::Engine engine(engine_options(args, questions));
+  std::vector<Answer> answers(questions.size());
+  const double seconds = ask(engine, questions, answers);
+  const std::map<std::string, Tally> tasks = judge(questions, answers, tokenizer);
+  Tally all;
+  for (const auto& [name, t] : tasks) all.add(t);
+  if (!args.ids_out.empty()) write_ids(args.ids_out, questions, answers);
+  const double tokens_per_s = static_cast<double>(all.emitted + all.n) / seconds;
+  const bool drafted = args.engine.draft.has_value();
+  if (args.json) {
+    fmt::print("{}\n", report(tasks, all, drafted, tokens_per_s).dump(2));
+  } else {
+    print_table(tasks, all, drafted, tokens_per_s);
+  }
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app) {
+  auto args = std::make_shared<EvalArgs>();
+  CLI::App* sub = app.add_subcommand("eval", "Accuracy, accept length and throughput on a set of questions (greedy)");
+  add_engine_flags(*sub, args->engine);
+  sub->add_option("--data", args->data, "Questions, one JSON object a line: messages or prompt_ids, and answer")
+      ->required();
+  sub->add_option("--concurrency", args->concurrency, "Questions that run at once")->capture_default_str();
+  sub->add_option("--limit", args->limit, "Only the first N questions; 0: all")->capture_default_str();
+  sub->add_option("--ids", args->ids_out, "Write the generated ids of every question to this file");
+  sub->add_flag("--json", args->json, "Print one JSON object");
+  sub->callback([args] { run(*args); });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,226 @@
+#include "cli/logits.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "cache/kda_cache.h"
+#include "cache/latent_cache.h"
+#include "checkpoint/safetensors.h"
+#include "cli/defaults.h"
+#include "cli/token_file.h"
+#include "ledger/ledger.h"
+#include "model/model.h"
+#include "ops/select.h"
+
+namespace trireme::cli {
+namespace {
+
+struct LogitsFlags {
+  std::filesystem::path model;
+  std::filesystem::path tokens;
+  std::filesystem::path output;
+  ops::Precision precision = ops::Precision::f32;
+  std::string isa = "auto";
+  int threads = 0;
+  int64_t chunk = 512;
+  int64_t greedy = 0;
+  std::optional<int64_t> trace;
+};
+
+// Tensors of the output file, which own their bytes.
+class OutputFile {
+ public:
+  void floats(const std::string& name, std::vector<int64_t> shape, std::span<const float> values) {
+    add(name, DType::f32, std::move(shape), std::as_bytes(values));
+  }
+  void ids(const std::string& name, std::vector<int64_t> shape, std::span<const int32_t> values) {
+    add(name, DType::i32, std::move(shape), std::as_bytes(values));
+  }
+  void write(const std::filesystem::path& path) const {
+    std::vector<checkpoint::TensorToWrite> list;
+    for (const Entry& e : entries_) list.push_back({e.name, e.dtype, e.shape, e.bytes});
+    checkpoint::write_safetensors(path, list);
+  }
+
+ private:
+  struct Entry {
+    std::string name;
+    DType dtype;
+    std::vector<int64_t> shape;
+    std::vector<std::byte> bytes;
+  };
+  void add(const std::string& name, DType dtype, std::vector<int64_t> shape, std::span<const std::byte> bytes) {
+    entries_.push_back({name, dtype, std::move(shape), {bytes.begin(), bytes.end()}});
+  }
+  std::vector<Entry> entries_;
+};
+
+// Runs one sequence at a time through pools that hold just one.
+class Runner {
+ public:
+  Runner(const checkpoint::Checkpoint& checkpoint, const ops::Ops& ops, int64_t longest)
+      : account_(ledger::plan_memory(checkpoint, ops, {cache::pages_for(longest), 1})),
+        kda_(checkpoint.config(), 1, account_),
+        latent_(checkpoint.config(), ops.precision(), cache::pages_for(longest), account_),
+        model_(checkpoint, ops, account_) {
+    for (int64_t i = 0; i < kda_.layers(); ++i) {
+      states_.kda.push_back({kda_.recurrent(i), kda_.stride(), kda_.conv(i), kda_.stride()});
+    }
+    for (int64_t i = 0; i < latent_.layers(); ++i) states_.latent.push_back(latent_.layer(i));
+    for (int64_t p = 0; p < cache::pages_for(longest); ++p) pages_.push_back(static_cast<int32_t>(p));
+  }
+
+  void restart() { position_ = 0; }
+
+  // Feeds the next tokens of the sequence in pieces of at most `chunk` and writes their logits, row after row, to
+  // `logits`.
+  void feed(std::span<const int32_t> tokens, int64_t chunk, float* logits, model::Trace* trace = nullptr) {
+    const auto count = static_cast<int64_t>(tokens.size());
+    for (int64_t begin = 0; begin < count; begin += chunk) {
+      const int64_t rows = std::min(chunk, count - begin);
+      model::Batch batch;
+      batch.tokens.assign(tokens.begin() + begin, tokens.begin() + begin + rows);
+      batch.segments.push_back({rows, position_, 0, pages_, true, {}});
+      for (int64_t r = 0; r < rows; ++r) batch.logit_rows.push_back(r);
+      const model::ForwardOutput out = model_.forward(batch, states_, trace);
+      std::copy_n(out.logits.data(), rows * out.logits.cols(), logits + begin * out.logits.cols());
+      position_ += rows;
+    }
+  }
+
+ private:
+  ledger::Account account_;
+  cache::KdaCache kda_;
+  cache::LatentCache latent_;
+  model::Model model_;
+  model::StateViews states_;
+  std::vector<int32_t> pages_;
+  int64_t position_ = 0;
+};
+
+// Writes the trace under the golden files' names. Of the recurrent states only those of `state_layers` if a golden file
+// named some.
+void write_trace(const model::Trace& trace, int64_t prompt, const std::vector<int32_t>& state_layers, OutputFile& out) {
+  const auto number = static_cast<int32_t>(prompt);
+  out.ids("trace.prompt", {1}, {&number, 1});
+  for (const auto& [name, tensor] : trace.tensors) {
+    if (name == "kda_state") continue;
+    if (tensor.integer) {
+      const std::vector<int32_t> ids(tensor.values.begin(), tensor.values.end());
+      out.ids("trace." + name, tensor.shape, ids);
+    } else {
+      out.floats("trace." + name, tensor.shape, tensor.values);
+    }
+  }
+  const auto found = trace.tensors.find("kda_state");
+  if (found == trace.tensors.end()) return;
+  const std::vector<float>& layers = trace.tensors.at("kda_layers").values;
+  std::vector<int32_t> kept = state_layers;
+  if (kept.empty()) kept.assign(layers.begin(), layers.end());
+  std::vector<int64_t> shape = found->second.shape;
+  const size_t each = found->second.values.size() / layers.size();
+  std::vector<float> values;
+  for (const int32_t layer : kept) {
+    const auto at = std::find(layers.begin(), layers.end(), static_cast<float>(layer));
+    if (at == layers.end())
+      throw BadInput(fmt::format("trace.kda_state_layers names layer {}, which is not a KDA layer", layer));
+    const auto begin = found->second.values.begin() + (at - layers.begin()) * static_cast<int64_t>(each);
+    values.insert(values.end(), begin, begin + static_cast<int64_t>(each));
+  }
+  shape.front() = static_cast<int64_t>(kept.size());
+  out.ids("trace.kda_state_layers", {shape.front()}, kept);
+  out.floats("trace.kda_state", shape, values);
+}
+
+// Decodes `count` tokens, each the best of the row before (the first among equals).
+void decode(Runner& runner, int64_t prompt, int64_t count, std::vector<float> row, OutputFile& out) {
+  std::vector<int32_t> tokens;
+  std::vector<float> rows;
+  while (static_cast<int64_t>(tokens.size()) < count) {
+    rows.insert(rows.end(), row.begin(), row.end());
+    tokens.push_back(static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin()));
+    if (static_cast<int64_t>(tokens.size()) < count) runner.feed({&tokens.back(), 1}, 1, row.data());
+  }
+  out.ids(fmt::format("prompt.{}.greedy_tokens", prompt), {count}, tokens);
+  out.floats(fmt::format("prompt.{}.greedy_logits", prompt), {count, static_cast<int64_t>(row.size())}, rows);
+}
+
+void run_prompt(Runner& runner, const LogitsFlags& flags, const TokenFile& file, int64_t prompt, int64_t vocab,
+                OutputFile& out) {
+  const std::vector<int32_t>& tokens = file.prompts.at(prompt);
+  const auto length = static_cast<int64_t>(tokens.size());
+  const bool traced = flags.trace == prompt;
+  model::Trace trace;
+  std::vector<float> logits(static_cast<size_t>(length * vocab));
+  runner.restart();
+  runner.feed(tokens, traced ? length : flags.chunk, logits.data(), traced ? &trace : nullptr);
+  out.floats(fmt::format("prompt.{}.logits", prompt), {length, vocab}, logits);
+  if (traced) write_trace(trace, prompt, file.state_layers, out);
+  if (flags.greedy > 0) decode(runner, prompt, flags.greedy, {logits.end() - vocab, logits.end()}, out);
+}
+
+void run(LogitsFlags& flags) {
+  if (flags.model.empty()) flags.model = default_model_dir();
+  const std::filesystem::path folder = flags.output.has_parent_path() ? flags.output.parent_path() : ".";
+  if (!std::filesystem::is_directory(folder) || std::filesystem::is_directory(flags.output)) {
+    throw BadInput(fmt::format("--output {}: must be a file in a folder that exists", flags.output.string()));
+  }
+  const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(flags.model);
+  const checkpoint::ModelConfig& config = checkpoint.config();
+  const TokenFile file = read_token_file(flags.tokens, config.vocab);
+  if (flags.trace && !file.prompts.contains(*flags.trace)) {
+    throw BadInput(fmt::format("--trace {}: {} has no such prompt; it has {}, the last is number {}", *flags.trace,
+                               flags.tokens.string(), file.prompts.size(), file.prompts.rbegin()->first));
+  }
+  int64_t longest = 0;
+  for (const auto& [number, tokens] : file.prompts) {
+    const int64_t need = static_cast<int64_t>(tokens.size()) + flags.greedy;
+    if (need > config.max_positions) {
+      throw BadInput(fmt::format("prompt {}: {} tokens and {} greedy ones exceed the model's context of {}", number,
+                                 tokens.size(), flags.greedy, config.max_positions));
+    }
+    longest = std::max(longest, need);
+  }
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  ThreadPool pool(flags.threads > 0 ? flags.threads : cores);
+  const std::unique_ptr<ops::Ops> ops = ops::make_ops(flags.isa, flags.precision, pool);
+  Runner runner(checkpoint, *ops, longest);
+  OutputFile out;
+  for (const auto& [number, tokens] : file.prompts) run_prompt(runner, flags, file, number, config.vocab, out);
+  out.write(flags.output);
+}
+
+}  // namespace
+
+void add_logits(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("logits", "Write the logits at every position of given token sequences");
+  const auto flags = std::make_shared<LogitsFlags>();
+  const std::map<std::string, ops::Precision> precisions = {{"f32", ops::Precision::f32},
+                                                            {"bf16", ops::Precision::bf16}};
+  command->add_option("--model", flags->model, "The model's folder; the embedded k3-nano if absent");
+  command->add_option("--tokens", flags->tokens, "Safetensors with prompt.<i>.tokens, or a JSON list of lists of ids")
+      ->required();
+  command->add_option("--output", flags->output, "The safetensors file to write")->required();
+  command->add_option("--precision", flags->precision, "What activations are rounded to: f32 (default) or bf16")
+      ->transform(CLI::CheckedTransformer(precisions));
+  command->add_option("--greedy", flags->greedy, "Tokens to decode after each prompt")->check(CLI::Range(0, 1 << 20));
+  command->add_option("--trace", flags->trace,
+                      "Number of the prompt whose inside is written too; it runs in one piece");
+  command->add_option("--isa", flags->isa, "auto (default), or a backend that trireme doctor lists");
+  command->add_option("--threads", flags->threads, "Threads; 0 (default): one a core")->check(CLI::Range(0, 1024));
+  command->add_option("--chunk", flags->chunk, "Tokens of a prompt a pass takes at most (default 512)")
+      ->check(CLI::Range(1, 1 << 20));
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace trireme::cli

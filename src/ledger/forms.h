@@ -1,0 +1,38 @@
+// What becomes of each tensor of the catalogue in memory. The plan counts with it and the model loads by it, so the two
+// cannot differ.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "checkpoint/catalogue.h"
+#include "ops/ops.h"
+
+namespace trireme::ledger {
+
+enum class Form : uint8_t {
+  table,     // the embedding, rows as stored
+  packed,    // a matrix in the layout of the backend
+  vector,    // float32 elements: norms, biases, convolutions
+  folded,    // multiplied into the vector of its norm (residual scorers): takes nothing itself
+  absorbed,  // kv_b_proj: split by head into the two halves of absorbed attention, itself not kept
+};
+
+Form form_of(const checkpoint::CatalogueEntry& entry);
+
+// The line that packed matrices of a group are charged to, for example "weights.kda".
+std::string weight_line(checkpoint::Group group);
+
+inline constexpr const char* kVectorLine = "weights.norms";
+inline constexpr const char* kDerivedLine = "weights.derived";
+inline constexpr const char* kHeadLine = "weights.head";
+inline constexpr const char* kPageLine = "pool.mla_pages";
+inline constexpr const char* kStateLine = "pool.kda_state";
+
+// Float32 elements that a tensor of form `vector` keeps. A_log may be stored padded; only one value a head counts.
+int64_t vector_elements(const checkpoint::CatalogueEntry& entry, const checkpoint::ModelConfig& config);
+
+// Absorbed matrices are made in the format that activations have.
+WeightFormat derived_format(ops::Precision precision);
+
+}  // namespace trireme::ledger

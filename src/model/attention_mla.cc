@@ -1,0 +1,74 @@
+#include "model/attention_mla.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme::model {
+namespace {
+
+// Queries of all heads, [T, heads * (nope + rope)].
+void queries(const Pass& pass, const MlaWeights& w, ConstRows x, Rows q) {
+  if (!w.q_a) {
+    pass.ops.linear(x, w.q_b, q);
+    return;
+  }
+  const Workspace::Scope scope(pass.workspace);
+  const Rows narrow = pass.workspace.rows(x.rows, w.q_a->rows);
+  pass.ops.linear(x, *w.q_a, narrow, ops::Output::f32);
+  pass.ops.rms_norm(narrow, w.q_a_norm.data(), pass.config.latent_eps, narrow);
+  pass.ops.linear(narrow, w.q_b, q);
+}
+
+// [ W_kc q_nope | q_rope ] of every head: queries in the space of the latent rows.
+void absorb_queries(const Pass& pass, const MlaWeights& w, ConstRows q, Rows absorbed) {
+  const checkpoint::MlaConfig& c = pass.config.mla;
+  const int64_t in = c.nope + c.rope;
+  const int64_t width = c.cache_width();
+  for (int64_t h = 0; h < c.heads; ++h) {
+    pass.ops.linear(q.columns(h * in, c.nope), w.kc[static_cast<size_t>(h)], absorbed.columns(h * width, c.kv_lora));
+    for (int64_t t = 0; t < q.rows; ++t) {
+      std::copy_n(q.row(t) + h * in + c.nope, c.rope, absorbed.row(t) + h * width + c.kv_lora);
+    }
+  }
+}
+
+}  // namespace
+
+void mla_attention(const Pass& pass, const MlaWeights& w, int64_t index, ConstRows x, Rows out) {
+  const checkpoint::MlaConfig& c = pass.config.mla;
+  const int64_t rows = x.rows;
+  const int64_t value_width = c.heads * c.value;
+  const ops::LatentPages& pages = pass.states.latent[static_cast<size_t>(index)];
+  const Workspace::Scope scope(pass.workspace);
+  const Rows latent = pass.workspace.rows(rows, c.cache_width());
+  const Rows q = pass.workspace.rows(rows, c.heads * (c.nope + c.rope));
+  const Rows absorbed = pass.workspace.rows(rows, c.heads * c.cache_width());
+  const Rows context = pass.workspace.rows(rows, c.heads * c.kv_lora);
+  const Rows values = pass.workspace.rows(rows, value_width);
+
+  pass.ops.linear(x, w.kv_a, latent, ops::Output::f32);
+  const Rows normed = latent.columns(0, c.kv_lora);
+  pass.ops.rms_norm(normed, w.kv_a_norm.data(), pass.config.latent_eps, normed);
+  pass.ops.store_latent({latent, pages, pass.segments});
+  queries(pass, w, x, q);
+  absorb_queries(pass, w, q, absorbed);
+  const float scale = 1.0F / std::sqrt(static_cast<float>(c.nope + c.rope));
+  pass.ops.mla({c.heads, c.kv_lora, scale, absorbed, pages, pass.segments, context});
+  for (int64_t h = 0; h < c.heads; ++h) {
+    pass.ops.linear(context.columns(h * c.kv_lora, c.kv_lora), w.vc[static_cast<size_t>(h)],
+                    values.columns(h * c.value, c.value));
+  }
+  if (pass.trace) {
+    pass.trace.first("mla.q", q, {c.heads, c.nope + c.rope});
+    pass.trace.first("mla.out", values, {c.heads, c.value});
+    pass.trace.stack("mla_latent", latent);
+  }
+  if (w.g) {
+    const Rows gate = pass.workspace.rows(rows, value_width);
+    pass.ops.linear(x, *w.g, gate, ops::Output::f32);
+    pass.ops.sigmoid_gate(values, gate, values);
+  }
+  pass.ops.linear(values, w.o, out, ops::Output::f32);
+}
+
+}  // namespace trireme::model

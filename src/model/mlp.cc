@@ -1,0 +1,76 @@
+#include "model/mlp.h"
+
+#include <algorithm>
+
+namespace trireme::model {
+namespace {
+
+// Rows that a dense MLP takes at a time: its intermediate rows are the widest of the model.
+constexpr int64_t kRowTile = 512;
+
+ops::Glu glu_of(const checkpoint::ModelConfig& config) {
+  if (!config.situ) return {ops::Glu::Kind::swiglu, 0, 0};
+  return {ops::Glu::Kind::situ, config.situ_beta, config.situ_linear_beta};
+}
+
+}  // namespace
+
+void dense_mlp(const Pass& pass, const MlpWeights& w, ConstRows x, Rows out) {
+  const ops::Glu glu = glu_of(pass.config);
+  const Workspace::Scope scope(pass.workspace);
+  const int64_t tile = std::min(kRowTile, x.rows);
+  const Rows gate_tile = pass.workspace.rows(tile, w.gate.rows);
+  const Rows up_tile = pass.workspace.rows(tile, w.up.rows);
+  for (int64_t begin = 0; begin < x.rows; begin += kRowTile) {
+    const int64_t count = std::min(kRowTile, x.rows - begin);
+    const ConstRows in = x.row_range(begin, count);
+    const Rows gate = gate_tile.row_range(0, count);
+    const Rows up = up_tile.row_range(0, count);
+    pass.ops.linear(in, w.gate, gate, ops::Output::f32);
+    pass.ops.linear(in, w.up, up, ops::Output::f32);
+    pass.ops.glu(gate, up, glu, gate);
+    pass.ops.linear(gate, w.down, out.row_range(begin, count), ops::Output::f32);
+  }
+}
+
+void moe_mlp(const Pass& pass, const MoeWeights& w, ConstRows x, Rows out) {
+  const checkpoint::MoeConfig& c = pass.config.moe;
+  const int64_t rows = x.rows;
+  const int64_t width = c.latent.value_or(pass.config.hidden);
+  const Workspace::Scope scope(pass.workspace);
+  const Rows logits = pass.workspace.rows(rows, c.experts);
+  const std::span<int32_t> ids = pass.workspace.ints(rows * c.top_k);
+  const std::span<float> weights = pass.workspace.floats(rows * c.top_k);
+  pass.ops.linear(x, w.router, logits, ops::Output::f32);
+  pass.ops.route({logits, w.bias.data(), c.top_k, c.renormalize, c.scaling, ids.data(), weights.data()});
+
+  ConstRows z = x;
+  if (w.latent_down) {
+    const Rows down = pass.workspace.rows(rows, width);
+    pass.ops.linear(x, *w.latent_down, down);
+    z = down;
+  }
+  const Rows sum = pass.workspace.rows(rows, width);
+  pass.ops.experts({z, ids.data(), weights.data(), c.top_k, w.experts, glu_of(pass.config), sum});
+  if (pass.trace) {
+    pass.trace.stack("router_logits", logits);
+    pass.trace.stack_ids("router_ids", ids.data(), rows, c.top_k);
+    pass.trace.stack("router_weights", {weights.data(), rows, c.top_k, c.top_k});
+    pass.trace.first("moe_latent_in", z);
+    pass.trace.first("moe_latent_sum", sum);
+  }
+  if (w.latent_norm) pass.ops.rms_norm(sum, w.latent_norm->data(), pass.config.eps, sum);
+  Rows routed = sum;
+  if (w.latent_up) {
+    routed = pass.workspace.rows(rows, pass.config.hidden);
+    pass.ops.linear(sum, *w.latent_up, routed, ops::Output::f32);
+  }
+  if (w.shared) {
+    dense_mlp(pass, *w.shared, x, out);
+    pass.ops.add(routed, out, out);
+  } else {
+    for (int64_t t = 0; t < rows; ++t) std::copy_n(routed.row(t), routed.cols, out.row(t));
+  }
+}
+
+}  // namespace trireme::model

@@ -1,0 +1,52 @@
+#include "model/workspace.h"
+
+#include <algorithm>
+
+namespace trireme::model {
+namespace {
+
+constexpr int64_t kLine = 64;                    // bytes of a cache line
+constexpr int64_t kSmallestBlock = 1024 * 1024;  // bytes
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+Rows Workspace::rows(int64_t count, int64_t cols) {
+  const int64_t stride = round_up(cols, kLine / 4);
+  return {reinterpret_cast<float*>(take(count * stride * 4)), count, cols, stride};
+}
+
+std::span<float> Workspace::floats(int64_t count) {
+  return {reinterpret_cast<float*>(take(count * 4)), static_cast<size_t>(count)};
+}
+
+std::span<int32_t> Workspace::ints(int64_t count) {
+  return {reinterpret_cast<int32_t*>(take(count * 4)), static_cast<size_t>(count)};
+}
+
+std::byte* Workspace::take(int64_t bytes) {
+  const int64_t need = round_up(std::max<int64_t>(bytes, 1), kLine);
+  while (block_ < blocks_.size() && used_ + need > blocks_[block_].bytes()) {
+    ++block_;
+    used_ = 0;
+  }
+  if (block_ == blocks_.size()) blocks_.emplace_back(std::max(need, kSmallestBlock));
+  std::byte* taken = blocks_[block_].data() + used_;
+  used_ += need;
+  return taken;
+}
+
+void Workspace::rewind(size_t block, int64_t used) {
+  block_ = block;
+  used_ = used;
+  // Nothing is in use and the last pass needed several blocks: the next one of that size gets a single block.
+  if (block == 0 && used == 0 && blocks_.size() > 1) {
+    int64_t total = 0;
+    for (const Buffer& b : blocks_) total += b.bytes();
+    blocks_.clear();
+    blocks_.emplace_back(total);
+  }
+}
+
+}  // namespace trireme::model

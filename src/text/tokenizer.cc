@@ -1,0 +1,113 @@
+#include "text/tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "base/error.h"
+#include "text/split.h"
+#include "text/utf8.h"
+
+namespace trireme::text {
+
+namespace {
+
+std::optional<std::string> read_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return std::nullopt;
+  std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (file.bad()) throw Failure(path.string() + ": reading failed");
+  return bytes;
+}
+
+}  // namespace
+
+struct Tokenizer::State {
+  explicit State(Vocabulary given) : vocabulary(std::move(given)), ranks(vocabulary.tokens, "ranks") {
+    if (static_cast<int64_t>(vocabulary.special_names.size()) != kSpecialCount) {
+      throw BadInput(
+          fmt::format("vocabulary: {} special names instead of {}", vocabulary.special_names.size(), kSpecialCount));
+    }
+    first_special = static_cast<TokenId>(vocabulary.tokens.size());
+    for (size_t i = 0; i < vocabulary.special_names.size(); ++i) {
+      special_ids.emplace(vocabulary.special_names[i], first_special + static_cast<TokenId>(i));
+    }
+    special = {id_of("[BOS]"),     id_of("[EOS]"),   id_of("<|end_of_msg|>"), id_of("<|open|>"),
+               id_of("<|close|>"), id_of("<|sep|>"), id_of("[PAD]")};
+  }
+
+  TokenId id_of(std::string_view name) const {
+    const auto it = special_ids.find(name);
+    return it == special_ids.end() ? -1 : it->second;
+  }
+
+  Vocabulary vocabulary;
+  RankTable ranks;
+  TokenId first_special = 0;
+  std::unordered_map<std::string_view, TokenId> special_ids;
+  SpecialTokens special;
+  Splitter splitter;
+};
+
+Tokenizer Tokenizer::load(const std::filesystem::path& dir) {
+  const std::optional<std::string> ranks = read_file(dir / "tiktoken.model");
+  if (!ranks)
+    throw BadInput(fmt::format("{}: cannot be read; a model directory needs its tokenizer there",
+                               (dir / "tiktoken.model").string()));
+  return parse(*ranks, read_file(dir / "tokenizer_config.json").value_or(""), dir.string());
+}
+
+Tokenizer Tokenizer::parse(std::string_view ranks, std::string_view config_json, const std::string& where) {
+  Vocabulary vocabulary = parse_vocabulary(ranks, config_json, where);
+  try {
+    return Tokenizer(std::move(vocabulary));
+  } catch (const BadInput& error) {
+    throw BadInput(fmt::format("{}/tiktoken.model: {}", where, error.what()));
+  }
+}
+
+Tokenizer::Tokenizer(Vocabulary vocabulary) : state_(std::make_unique<State>(std::move(vocabulary))) {}
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+Tokenizer::~Tokenizer() = default;
+
+std::vector<TokenId> Tokenizer::encode(std::string_view text) const {
+  if (const auto offset = first_invalid_byte(text))
+    throw BadInput(fmt::format("text is not valid UTF-8 at byte {}", *offset));
+  std::vector<TokenId> ids;
+  std::vector<std::string_view> pieces;
+  for (const std::string_view slice : cut_long_text(text)) {
+    pieces.clear();
+    state_->splitter.split(slice, pieces);
+    for (const std::string_view piece : pieces) encode_piece(state_->ranks, piece, ids);
+  }
+  return ids;
+}
+
+std::string_view Tokenizer::token_bytes(TokenId id) const {
+  if (id < 0 || id >= vocab_size()) return {};
+  if (is_special(id)) return state_->vocabulary.special_names[static_cast<size_t>(id - state_->first_special)];
+  return state_->vocabulary.tokens[static_cast<size_t>(id)];
+}
+
+std::string Tokenizer::decode(const std::vector<TokenId>& ids, bool skip_special) const {
+  std::string bytes;
+  for (const TokenId id : ids) {
+    if (!skip_special || !is_special(id)) bytes += token_bytes(id);
+  }
+  return bytes;
+}
+
+bool Tokenizer::is_special(TokenId id) const { return id >= state_->first_special && id < vocab_size(); }
+
+std::optional<TokenId> Tokenizer::special_id(std::string_view name) const {
+  const TokenId id = state_->id_of(name);
+  return id < 0 ? std::nullopt : std::optional<TokenId>(id);
+}
+
+const SpecialTokens& Tokenizer::special() const { return state_->special; }
+
+int64_t Tokenizer::vocab_size() const { return state_->first_special + kSpecialCount; }
+
+}  // namespace trireme::text
