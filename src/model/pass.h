@@ -1,4 +1,9 @@
 // What the layers of one forward pass share.
+//
+// Rounding in bf16 precision: a result is rounded where it becomes the input of a matrix product, a latent page, the
+// convolution state or the residual stream. Projections that only enter float32 arithmetic (decay, write strength,
+// gates, gate and up of a dense MLP, latents before their norm, sub-layer outputs before they are added) are asked for
+// with Output::f32: it costs nothing and keeps the model closer to its float64 reference.
 #pragma once
 
 #include <cstdint>

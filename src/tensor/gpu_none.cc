@@ -2,6 +2,6 @@
 
 namespace trireme {
 
-GpuReport find_gpus() { return {{}, "built without CUDA (cmake --preset cuda)"}; }
+GpuReport find_gpus() { return {{}, "built without CUDA: no nvcc was found at configure time"}; }
 
 }  // namespace trireme
