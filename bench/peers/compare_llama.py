@@ -87,7 +87,7 @@ def main():
     rows = {}
     for _ in range(args.rounds):
         report = ours(args, batches)
-        rows.setdefault("prefill", []).append([report["prefill_tokens_per_s"]])
+        rows.setdefault("prefill", []).append([report["prefill"]["tokens_per_s"]])
         for entry in report["decode"]:
             rows.setdefault(f"decode, batch {entry['batch']}", []).append([entry["tokens_per_s"]])
         peer = Peer(args.gguf, args.threads, max(batches), args.prompt + args.generate + 8)

@@ -22,9 +22,10 @@ void relax() { __builtin_ia32_pause(); }
 
 }  // namespace
 
-// A loop is open from begin_loop to end_loop. A worker may run ranges only between entering and leaving, and it looks whether the loop
-// is open after it entered; the caller closes the loop and then waits for those inside. So a worker that wakes late finds the loop closed
-// (or the next one open) and nobody waits for it. Both sides store before they load, in one total order: one of them sees the other.
+// A loop is open from begin_loop to end_loop. A worker may run ranges only between entering and leaving, and it looks
+// whether the loop is open after it entered; the caller closes the loop and then waits for those inside. So a worker
+// that wakes late finds the loop closed (or the next one open) and nobody waits for it. Both sides store before they
+// load, in one total order: one of them sees the other.
 struct ThreadPool::State {
   const std::function<void(int64_t, int64_t)>* body = nullptr;
   int64_t count = 0;

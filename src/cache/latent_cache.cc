@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ledger/forms.h"
 
 namespace trireme::cache {
 
@@ -15,12 +16,12 @@ LatentCache::LatentCache(const checkpoint::ModelConfig& config, ops::Precision p
       dtype_(precision == ops::Precision::f32 ? DType::f32 : DType::bf16),
       pages_("page", pages) {
   const int64_t bytes = pages * layers_ * ops::kPageTokens * width_ * dtype_bytes(dtype_);
-  const int64_t planned = account.plan().line("pool.mla_pages").bytes;
+  const int64_t planned = account.plan().line(ledger::kPageLine).bytes;
   if (bytes != planned) {
     throw Failure(
         fmt::format("{} pages take {} bytes, but the ledger line pool.mla_pages has {}", pages, bytes, planned));
   }
-  memory_ = account.take("pool.mla_pages", bytes);
+  memory_ = account.take(ledger::kPageLine, bytes);
 }
 
 ops::LatentPages LatentCache::layer(int64_t index) {

@@ -3,21 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "base/rng.h"
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
+#include "cli/engine_flags.h"
 #include "cli/machine_rates.h"
 #include "engine/pools.h"
 #include "ledger/forms.h"
@@ -35,22 +34,15 @@ constexpr int kPrefills = 3;     // timed; the middle one counts
 constexpr uint64_t kSeed = 1;
 
 struct LatencyArgs {
-  std::string model;
+  std::filesystem::path model;
   int64_t prompt = 512;
   int64_t generate = 64;
   std::vector<int64_t> batches{1, 8};
   int threads = 0;
   std::string isa = "auto";
-  std::string precision = "bf16";
+  ops::Precision precision = ops::Precision::bf16;
   bool json = false;
 };
-
-template <class Body>
-double seconds(const Body& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // Operations of one token through all layers, two a multiply-add: every matrix once, experts by top_k. The head apart,
 // since a prefill needs it for one row only. Attention over the context and the KDA recurrence are added by
@@ -115,15 +107,11 @@ int64_t peak_rss_bytes() {
   return 0;
 }
 
-ops::Precision precision_of(const LatencyArgs& args) {
-  return args.precision == "f32" ? ops::Precision::f32 : ops::Precision::bf16;
-}
-
 // The model with its pools, driven without the engine so that nothing but the forward pass is timed.
 class Bench {
  public:
-  Bench(const LatencyArgs& args, int threads)
-      : threads_(threads), ops_(ops::make_ops(args.isa, precision_of(args), threads_)) {
+  explicit Bench(const LatencyArgs& args)
+      : threads_(thread_count(args.threads)), ops_(ops::make_ops(args.isa, args.precision, threads_)) {
     const int64_t most = *std::max_element(args.batches.begin(), args.batches.end());
     const int64_t tokens = args.prompt + args.generate + 1;
     const ledger::PoolSizes sizes{most * cache::pages_for(tokens), most};
@@ -248,13 +236,12 @@ Json measure_decode(Bench& bench, const LatencyArgs& args, int64_t batch) {
 }
 
 Json measure(const LatencyArgs& args) {
-  Bench bench(args,
-              args.threads > 0 ? args.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  Bench bench(args);
   Json report;
-  report["model"] = args.model;
+  report["model"] = args.model.string();
   report["through"] = "model and pools, without the engine";
   report["isa"] = bench.ops().name();
-  report["precision"] = args.precision;
+  report["precision"] = precision_name(args.precision);
   report["threads"] = bench.threads().threads();
   report["load"] = {{"seconds", bench.load_seconds()},
                     {"bytes", bench.load_bytes()},
@@ -265,7 +252,7 @@ Json measure(const LatencyArgs& args) {
   report["memory"] = {{"ledger_bytes", bench.plan().total()}, {"peak_rss_bytes", peak_rss_bytes()}};
   // The yardsticks come last, since the block that they read would count in the peak.
   const double read_rate = measure_read_rate(bench.threads());
-  const std::optional<double> peak = measure_peak_flops(bench.threads(), bench.ops().name(), bench.ops().precision());
+  const std::optional<double> peak = measure_peak_flops(bench.threads(), bench.ops().name());
   report["machine"] = {{"read_bytes_per_s", read_rate}, {"peak_flops_per_s", nullptr}};
   if (peak) report["machine"]["peak_flops_per_s"] = *peak;
   const auto shares = [&](Json& part) {
@@ -307,14 +294,8 @@ void print_report(const Json& r) {
              number(r["memory"]["ledger_bytes"]) / 1e6);
 }
 
-void run(const LatencyArgs& args) {
-  if (args.prompt < 1) throw BadInput(fmt::format("--prompt is {}; it must be at least 1", args.prompt));
-  if (args.generate < 2) throw BadInput(fmt::format("--generate is {}; it must be at least 2", args.generate));
-  if (args.threads < 0)
-    throw BadInput(fmt::format("--threads is {}; it must be at least 1, or 0 for one a core", args.threads));
-  for (const int64_t b : args.batches) {
-    if (b < 1) throw BadInput(fmt::format("--batch has {}; a batch must be at least 1", b));
-  }
+void run(LatencyArgs& args) {
+  resolve_model(args.model);
   const Json report = measure(args);
   if (args.json) {
     fmt::print("{}\n", report.dump(2));
@@ -331,17 +312,14 @@ void add_bench(CLI::App& app) {
   auto args = std::make_shared<LatencyArgs>();
   CLI::App* sub =
       bench->add_subcommand("latency", "Load, prefill and decode of a model, beside what the machine can do");
-  sub->add_option("--model", args->model, "Model folder")->required();
-  sub->add_option("--prompt", args->prompt, "Prompt tokens (random, seeded)")->capture_default_str();
-  sub->add_option("--generate", args->generate, "Generated tokens a request")->capture_default_str();
-  sub->add_option("--batch", args->batches, "Batch sizes of decode, separated by commas")
+  add_compute_flags(*sub, args->model, args->precision, args->isa, args->threads);
+  sub->add_option("--prompt", args->prompt, "Prompt tokens, random and seeded (default 512)")
+      ->check(CLI::Range(1, 1 << 20));
+  sub->add_option("--generate", args->generate, "Generated tokens a request (default 64)")
+      ->check(CLI::Range(2, 1 << 20));
+  sub->add_option("--batch", args->batches, "Batch sizes of decode, separated by commas (default 1,8)")
       ->delimiter(',')
-      ->capture_default_str();
-  sub->add_option("--threads", args->threads, "Threads; 0: one a core")->capture_default_str();
-  sub->add_option("--isa", args->isa, "Instruction set, or auto")->capture_default_str();
-  sub->add_option("--precision", args->precision, "f32 or bf16")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 65536));
   sub->add_flag("--json", args->json, "Print one JSON object");
   sub->callback([args] { run(*args); });
 }

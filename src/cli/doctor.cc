@@ -20,7 +20,8 @@ namespace trireme::cli {
 namespace {
 
 // The processor flags that decide which instruction set is used, by Linux' names.
-constexpr const char* kFlags[] = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512vbmi", "amx_tile", "amx_bf16"};
+constexpr const char* kFlags[] = {"avx2",     "fma",        "f16c",        "avx512f",  "avx512bw", "avx512vl",
+                                  "avx512dq", "avx512vbmi", "avx512_bf16", "amx_tile", "amx_bf16"};
 
 struct Processor {
   std::string model = "unknown";
@@ -79,7 +80,8 @@ void print_report(const nlohmann::ordered_json& report) {
   std::vector<std::string> absent;
   for (const auto& [flag, has] : report["flags"].items()) (has.get<bool>() ? present : absent).push_back(flag);
   fmt::print("has          {}\n", fmt::join(present, " "));
-  fmt::print("lacks        {}\n", absent.empty() ? "nothing that Trireme uses" : fmt::format("{}", fmt::join(absent, " ")));
+  fmt::print("lacks        {}\n",
+             absent.empty() ? "nothing that Trireme uses" : fmt::format("{}", fmt::join(absent, " ")));
   fmt::print("backends     {} (in use: {})\n", fmt::join(report["isas"].get<std::vector<std::string>>(), " "),
              report["isa_in_use"].get<std::string>());
   if (report["isa_in_use"] == "reference") {

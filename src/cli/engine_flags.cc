@@ -1,27 +1,53 @@
 #include "cli/engine_flags.h"
 
-#include <map>
-#include <string>
+#include <fmt/format.h>
 
-#include "cli/defaults.h"
+#include <algorithm>
+#include <map>
+#include <thread>
+
+#include "base/error.h"
 
 namespace trireme::cli {
 
-void add_engine_flags(CLI::App& command, engine::EngineOptions& options) {
+void add_compute_flags(CLI::App& command, std::filesystem::path& model, ops::Precision& precision, std::string& isa,
+                       int& threads) {
   const std::map<std::string, ops::Precision> precisions = {{"f32", ops::Precision::f32},
                                                             {"bf16", ops::Precision::bf16}};
-  command.add_option("--model", options.model, "The model's folder; the embedded k3-nano if absent");
-  command.add_option("--precision", options.precision, "What activations are rounded to: bf16 (default) or f32")
+  command.add_option("--model", model, "The model's folder; the embedded k3-nano if absent");
+  command
+      .add_option("--precision", precision,
+                  fmt::format("What activations are rounded to: f32 or bf16 (default {})", precision_name(precision)))
       ->transform(CLI::CheckedTransformer(precisions));
-  command.add_option("--isa", options.isa, "auto (default), or a backend that trireme doctor lists");
-  command.add_option("--threads", options.threads, "Threads of the engine; 0 (default): one a core")
+  command.add_option("--isa", isa, "auto (default), or a backend that trireme doctor lists");
+  command.add_option("--threads", threads, "Threads to compute on; 0 (default): one a core")
       ->check(CLI::Range(0, 1024));
+}
+
+void add_engine_flags(CLI::App& command, engine::EngineOptions& options) {
+  add_compute_flags(command, options.model, options.precision, options.isa, options.threads);
   command.add_option("--draft", options.draft, "The folder of a DSpark or DFlash draft, for speculation");
   command.add_option("--gamma", options.gamma, "Drafted tokens a round (default 4)")->check(CLI::Range(1, 64));
 }
 
-void resolve_model(engine::EngineOptions& options) {
-  if (options.model.empty()) options.model = default_model_dir();
+void resolve_model(std::filesystem::path& model) {
+  namespace fs = std::filesystem;
+  if (!model.empty()) return;
+  const fs::path bin = fs::read_symlink("/proc/self/exe").parent_path();
+  const fs::path places[] = {bin / "../models/k3-nano", bin / "../share/trireme/models/k3-nano"};
+  for (const fs::path& place : places) {
+    if (!fs::exists(place / "config.json")) continue;
+    model = fs::canonical(place);
+    return;
+  }
+  throw BadInput(fmt::format("--model: the default model is neither at {} nor at {}; name a model's folder",
+                             places[0].lexically_normal().string(), places[1].lexically_normal().string()));
 }
+
+int thread_count(int wanted) {
+  return wanted > 0 ? wanted : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+std::string_view precision_name(ops::Precision precision) { return precision == ops::Precision::f32 ? "f32" : "bf16"; }
 
 }  // namespace trireme::cli

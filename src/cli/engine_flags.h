@@ -1,17 +1,33 @@
-// The flags that every command with an engine takes.
+// Flags that several commands take.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
+#include <string>
+#include <string_view>
 
 #include "engine/engine.h"
+#include "ops/ops.h"
 
 namespace trireme::cli {
 
-// --model, --precision, --isa, --threads, --draft, --gamma; they fill `options`, which must outlive the parsing.
-// Without --model the model is the embedded one once resolve_model() is called.
+// --model, --precision, --isa and --threads, for every command that computes. What they hold now is their default; the
+// variables must outlive the parsing. An absent --model leaves `model` empty, for resolve_model().
+void add_compute_flags(CLI::App& command, std::filesystem::path& model, ops::Precision& precision, std::string& isa,
+                       int& threads);
+
+// The same and --draft, --gamma, for commands with an engine.
 void add_engine_flags(CLI::App& command, engine::EngineOptions& options);
 
-// Puts the embedded model in if none was named. Throws BadInput if that is not found.
-void resolve_model(engine::EngineOptions& options);
+// If no model was named: the folder of the embedded one, k3-nano, beside the build (<executable's folder>/../models) or
+// installed (<executable's folder>/../share/trireme/models). Throws BadInput that names both places if it is in
+// neither.
+void resolve_model(std::filesystem::path& model);
+
+// What --threads means: 0 is one a core.
+int thread_count(int wanted);
+
+// "f32" or "bf16".
+std::string_view precision_name(ops::Precision precision);
 
 }  // namespace trireme::cli

@@ -184,8 +184,7 @@ void print_table(const std::map<std::string, Tally>& tasks, const Tally& all, bo
 void run(EvalArgs& args) {
   // The report alone goes to standard output.
   spdlog::set_default_logger(std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
-  resolve_model(args.engine);
-  if (args.concurrency < 1) throw BadInput(fmt::format("--concurrency is {}; it must be at least 1", args.concurrency));
+  resolve_model(args.engine.model);
   const text::Tokenizer tokenizer = text::Tokenizer::load(args.engine.model);
   const std::vector<Question> questions = read_questions(args, tokenizer);
   engine::Engine engine(engine_options(args, questions));
@@ -212,8 +211,10 @@ void add_eval(CLI::App& app) {
   add_engine_flags(*sub, args->engine);
   sub->add_option("--data", args->data, "Questions, one JSON object a line: messages or prompt_ids, and answer")
       ->required();
-  sub->add_option("--concurrency", args->concurrency, "Questions that run at once")->capture_default_str();
-  sub->add_option("--limit", args->limit, "Only the first N questions; 0: all")->capture_default_str();
+  sub->add_option("--concurrency", args->concurrency, "Questions that run at once (default 8)")
+      ->check(CLI::Range(1, 65536));
+  sub->add_option("--limit", args->limit, "Only the first N questions; 0 (default): all")
+      ->check(CLI::NonNegativeNumber);
   sub->add_option("--ids", args->ids_out, "Write the generated ids of every question to this file");
   sub->add_flag("--json", args->json, "Print one JSON object");
   sub->callback([args] { run(*args); });

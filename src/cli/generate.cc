@@ -4,7 +4,6 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <condition_variable>
 #include <cstdio>
 #include <deque>
@@ -13,7 +12,6 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <string>
 
 #include "base/error.h"
@@ -36,7 +34,7 @@ struct GenerateFlags {
   std::optional<double> top_p;
   std::optional<uint64_t> seed;
   bool no_thinking = false;
-  std::string effort = "max";
+  std::optional<std::string> effort;
 };
 
 // The engine's events, handed from its thread to this one.
@@ -73,23 +71,23 @@ std::string read_all(const std::string& file) {
 
 // A list of messages, or an object like the body of /v1/chat/completions.
 text::ChatRequest read_chat(const GenerateFlags& flags) {
-  serve::Json body;
+  text::ChatRequest chat;
   if (flags.chat_file.empty()) {
-    body["messages"] = serve::Json::array({{{"role", "user"}, {"content", flags.prompt}}});
+    chat.messages.push_back({{"role", "user"}, {"content", flags.prompt}});
   } else {
     const std::string text = read_all(flags.chat_file);
-    const bool list =
-        text.find_first_not_of(" \t\r\n") != std::string::npos && text[text.find_first_not_of(" \t\r\n")] == '[';
-    body = serve::parse_body(list ? "{\"messages\":" + text + "}" : text);
+    const size_t first = text.find_first_not_of(" \t\r\n");
+    const bool list = first != std::string::npos && text[first] == '[';
+    try {
+      const serve::Json body = serve::parse_body(list ? "{\"messages\":" + text + "}" : text);
+      chat = serve::parse_chat_fields(serve::Fields(body, ""));
+    } catch (const serve::ApiError& error) {
+      throw BadInput(fmt::format("--chat {}: {}", flags.chat_file, error.what()));
+    }
   }
-  try {
-    text::ChatRequest chat = serve::parse_chat_fields(serve::Fields(body, ""));
-    chat.thinking = chat.thinking && !flags.no_thinking;
-    if (flags.chat_file.empty() || flags.effort != "max") chat.thinking_effort = flags.effort;
-    return chat;
-  } catch (const serve::ApiError& error) {
-    throw BadInput(fmt::format("--chat {}: {}", flags.chat_file, error.what()));
-  }
+  chat.thinking = chat.thinking && !flags.no_thinking;
+  chat.thinking_effort = flags.effort.value_or(chat.thinking_effort);
+  return chat;
 }
 
 // Prints reasoning dimmed where that is possible, the answer plainly, calls as JSON lines.
@@ -149,7 +147,7 @@ engine::Request make_request(const GenerateFlags& flags, const engine::Engine& e
   }
   request.sampling.temperature = static_cast<float>(flags.temperature.value_or(defaults.temperature));
   request.sampling.top_p = static_cast<float>(flags.top_p.value_or(defaults.top_p));
-  request.sampling.seed = flags.seed.value_or((uint64_t{std::random_device{}()} << 32) | std::random_device{}());
+  request.sampling.seed = flags.seed.value_or(serve::random_seed());
   for (const int64_t id : engine.config().eos_tokens) request.sampling.stop_ids.push_back(static_cast<int32_t>(id));
   if (const int32_t id = tokenizer.special().end_of_msg; id >= 0) request.sampling.stop_ids.push_back(id);
   return request;
@@ -157,7 +155,7 @@ engine::Request make_request(const GenerateFlags& flags, const engine::Engine& e
 
 void run(GenerateFlags& flags) {
   spdlog::set_level(spdlog::level::warn);  // the terminal belongs to the answer
-  resolve_model(flags.engine);
+  resolve_model(flags.engine.model);
   const text::ChatRequest chat = read_chat(flags);
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.engine.model);
   flags.engine.max_running = 1;
@@ -168,7 +166,7 @@ void run(GenerateFlags& flags) {
   engine.submit(std::move(request));
 
   serve::DecoderOptions options;
-  options.channel = chat.thinking ? text::OutputParser::Channel::think : text::OutputParser::Channel::response;
+  options.channel = text::chat_stub_channel(chat);
   serve::Decoder decoder(tokenizer, options);
   Printer printer;
   for (;;) {
@@ -203,7 +201,9 @@ void add_generate(CLI::App& app) {
       ->check(CLI::Range(1e-6, 1.0));
   command->add_option("--seed", flags->seed, "The same seed gives the same answer");
   command->add_flag("--no-thinking", flags->no_thinking, "Answer at once");
-  command->add_option("--effort", flags->effort, "How much to think: low, medium, high, max (default)")
+  command
+      ->add_option("--effort", flags->effort,
+                   "How much to think: low, medium, high or max (default max, or what --chat says)")
       ->check(CLI::IsMember({"low", "medium", "high", "max"}));
   command->callback([flags] { run(*flags); });
 }

@@ -3,21 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "base/thread_pool.h"
-#include "cache/kda_cache.h"
-#include "cache/latent_cache.h"
 #include "checkpoint/safetensors.h"
-#include "cli/defaults.h"
+#include "cli/engine_flags.h"
 #include "cli/token_file.h"
+#include "engine/pools.h"
 #include "ledger/ledger.h"
 #include "model/model.h"
 #include "ops/select.h"
@@ -69,15 +67,12 @@ class OutputFile {
 class Runner {
  public:
   Runner(const checkpoint::Checkpoint& checkpoint, const ops::Ops& ops, int64_t longest)
-      : account_(ledger::plan_memory(checkpoint, ops, {cache::pages_for(longest), 1})),
-        kda_(checkpoint.config(), 1, account_),
-        latent_(checkpoint.config(), ops.precision(), cache::pages_for(longest), account_),
-        model_(checkpoint, ops, account_) {
-    for (int64_t i = 0; i < kda_.layers(); ++i) {
-      states_.kda.push_back({kda_.recurrent(i), kda_.stride(), kda_.conv(i), kda_.stride()});
-    }
-    for (int64_t i = 0; i < latent_.layers(); ++i) states_.latent.push_back(latent_.layer(i));
-    for (int64_t p = 0; p < cache::pages_for(longest); ++p) pages_.push_back(static_cast<int32_t>(p));
+      : sizes_{cache::pages_for(longest), 1},
+        account_(ledger::plan_memory(checkpoint, ops, sizes_)),
+        pools_(checkpoint.config(), ops.precision(), sizes_, account_),
+        model_(checkpoint, ops, account_),
+        pages_(static_cast<size_t>(sizes_.pages)) {
+    std::iota(pages_.begin(), pages_.end(), 0);
   }
 
   void restart() { position_ = 0; }
@@ -92,18 +87,17 @@ class Runner {
       batch.tokens.assign(tokens.begin() + begin, tokens.begin() + begin + rows);
       batch.segments.push_back({rows, position_, 0, pages_, true, {}});
       for (int64_t r = 0; r < rows; ++r) batch.logit_rows.push_back(r);
-      const model::ForwardOutput out = model_.forward(batch, states_, trace);
+      const model::ForwardOutput out = model_.forward(batch, pools_.views(), trace);
       std::copy_n(out.logits.data(), rows * out.logits.cols(), logits + begin * out.logits.cols());
       position_ += rows;
     }
   }
 
  private:
+  ledger::PoolSizes sizes_;
   ledger::Account account_;
-  cache::KdaCache kda_;
-  cache::LatentCache latent_;
+  engine::Pools pools_;
   model::Model model_;
-  model::StateViews states_;
   std::vector<int32_t> pages_;
   int64_t position_ = 0;
 };
@@ -170,7 +164,7 @@ void run_prompt(Runner& runner, const LogitsFlags& flags, const TokenFile& file,
 }
 
 void run(LogitsFlags& flags) {
-  if (flags.model.empty()) flags.model = default_model_dir();
+  resolve_model(flags.model);
   const std::filesystem::path folder = flags.output.has_parent_path() ? flags.output.parent_path() : ".";
   if (!std::filesystem::is_directory(folder) || std::filesystem::is_directory(flags.output)) {
     throw BadInput(fmt::format("--output {}: must be a file in a folder that exists", flags.output.string()));
@@ -191,8 +185,7 @@ void run(LogitsFlags& flags) {
     }
     longest = std::max(longest, need);
   }
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  ThreadPool pool(flags.threads > 0 ? flags.threads : cores);
+  ThreadPool pool(thread_count(flags.threads));
   const std::unique_ptr<ops::Ops> ops = ops::make_ops(flags.isa, flags.precision, pool);
   Runner runner(checkpoint, *ops, longest);
   OutputFile out;
@@ -205,19 +198,13 @@ void run(LogitsFlags& flags) {
 void add_logits(CLI::App& app) {
   CLI::App* command = app.add_subcommand("logits", "Write the logits at every position of given token sequences");
   const auto flags = std::make_shared<LogitsFlags>();
-  const std::map<std::string, ops::Precision> precisions = {{"f32", ops::Precision::f32},
-                                                            {"bf16", ops::Precision::bf16}};
-  command->add_option("--model", flags->model, "The model's folder; the embedded k3-nano if absent");
+  add_compute_flags(*command, flags->model, flags->precision, flags->isa, flags->threads);
   command->add_option("--tokens", flags->tokens, "Safetensors with prompt.<i>.tokens, or a JSON list of lists of ids")
       ->required();
   command->add_option("--output", flags->output, "The safetensors file to write")->required();
-  command->add_option("--precision", flags->precision, "What activations are rounded to: f32 (default) or bf16")
-      ->transform(CLI::CheckedTransformer(precisions));
   command->add_option("--greedy", flags->greedy, "Tokens to decode after each prompt")->check(CLI::Range(0, 1 << 20));
   command->add_option("--trace", flags->trace,
                       "Number of the prompt whose inside is written too; it runs in one piece");
-  command->add_option("--isa", flags->isa, "auto (default), or a backend that trireme doctor lists");
-  command->add_option("--threads", flags->threads, "Threads; 0 (default): one a core")->check(CLI::Range(0, 1024));
   command->add_option("--chunk", flags->chunk, "Tokens of a prompt a pass takes at most (default 512)")
       ->check(CLI::Range(1, 1 << 20));
   command->callback([flags] { run(*flags); });

@@ -1,7 +1,6 @@
 #include "cli/machine_rates.h"
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
 #include "tensor/buffer.h"
@@ -13,16 +12,9 @@
 namespace trireme::cli {
 namespace {
 
-constexpr int64_t kReadBytes = int64_t{512} << 20;
-constexpr int kPasses = 4;
-constexpr int64_t kPeakRounds = 20'000'000;
-
-template <class Body>
-double seconds(const Body& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
+constexpr int64_t kReadBytes = int64_t{512} << 20;  // more than any cache
+constexpr int kPasses = 4;                          // the best one counts
+constexpr int64_t kPeakRounds = 20'000'000;         // of all passes together
 
 // Eight sums, so that additions never wait for each other.
 uint64_t sum_block(const uint64_t* words, int64_t count) {
@@ -36,25 +28,11 @@ uint64_t sum_block(const uint64_t* words, int64_t count) {
 }
 
 #if defined(__x86_64__)
-// Each loop runs 12 chains, more than latency times issue width of any current core. The asm keeps every step of every
-// chain.
-__attribute__((target("avx512f,avx512bf16"))) float dot_chains_avx512(int64_t rounds) {
-  __m512 acc[12];
-  for (auto& a : acc) a = _mm512_setzero_ps();
-  const auto x = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3c00));
-  for (int64_t r = 0; r < rounds; ++r) {
-    for (auto& a : acc) {
-      a = _mm512_dpbf16_ps(a, x, x);
-      asm volatile("" : "+v"(a));
-    }
-  }
-  float lanes[16];
-  _mm512_storeu_ps(lanes, acc[0]);
-  return lanes[0];
-}
+constexpr int64_t kChains = 12;  // more than latency times issue width of any current core
 
+// The asm keeps every step of every chain.
 __attribute__((target("avx512f"))) float fma_chains_avx512(int64_t rounds) {
-  __m512 acc[12];
+  __m512 acc[kChains];
   for (auto& a : acc) a = _mm512_setzero_ps();
   const __m512 x = _mm512_set1_ps(0.01F);
   for (int64_t r = 0; r < rounds; ++r) {
@@ -69,7 +47,7 @@ __attribute__((target("avx512f"))) float fma_chains_avx512(int64_t rounds) {
 }
 
 __attribute__((target("avx2,fma"))) float fma_chains_avx2(int64_t rounds) {
-  __m256 acc[12];
+  __m256 acc[kChains];
   for (auto& a : acc) a = _mm256_setzero_ps();
   const __m256 x = _mm256_set1_ps(0.01F);
   for (int64_t r = 0; r < rounds; ++r) {
@@ -105,22 +83,20 @@ double measure_read_rate(ThreadPool& pool) {
   return best;
 }
 
-std::optional<double> measure_peak_flops(ThreadPool& pool, std::string_view isa, ops::Precision precision) {
+std::optional<double> measure_peak_flops(ThreadPool& pool, std::string_view isa) {
 #if defined(__x86_64__)
   float (*chains)(int64_t) = nullptr;
-  double per_round = 0;  // operations of one thread
-  if (isa == "avx512" && precision == ops::Precision::bf16) {
-    chains = dot_chains_avx512;
-    per_round = 12 * 32 * 2;
-  } else if (isa == "avx512") {
+  int64_t lanes = 0;
+  if (isa == "avx512") {
     chains = fma_chains_avx512;
-    per_round = 12 * 16 * 2;
+    lanes = 16;
   } else if (isa == "avx2") {
     chains = fma_chains_avx2;
-    per_round = 12 * 8 * 2;
+    lanes = 8;
   } else {
     return std::nullopt;
   }
+  const double per_round = static_cast<double>(kChains * lanes * 2);  // operations of one thread
   double best = 0;
   volatile float sink = 0;
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -133,7 +109,7 @@ std::optional<double> measure_peak_flops(ThreadPool& pool, std::string_view isa,
   }
   return best;
 #else
-  static_cast<void>(pool), static_cast<void>(isa), static_cast<void>(precision);
+  static_cast<void>(pool), static_cast<void>(isa);
   return std::nullopt;
 #endif
 }

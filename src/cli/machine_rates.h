@@ -1,22 +1,28 @@
 // What this machine reaches with nothing in the way: the yardsticks of `bench latency`.
 #pragma once
 
-#include <cstdint>
+#include <chrono>
 #include <optional>
 #include <string_view>
 
 #include "base/thread_pool.h"
-#include "ops/ops.h"
 
 namespace trireme::cli {
+
+// Seconds that `body` takes.
+template <class Body>
+double seconds(const Body& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 // Bytes per second that all threads of `pool` read from memory together: the best of several passes over a block that
 // no cache holds.
 double measure_read_rate(ThreadPool& pool);
 
-// Multiply-adds per second, counted as two operations each, of independent chains in registers on all threads: bfloat16
-// dot products (AVX-512) in bf16 precision, float32 FMA otherwise. No value for a backend whose instructions this does
-// not know (amx, reference).
-std::optional<double> measure_peak_flops(ThreadPool& pool, std::string_view isa, ops::Precision precision);
+// Operations per second, two a multiply-add, of independent chains of float32 FMA in registers on all threads: what the
+// kernels of avx2 and avx512 use in both precisions. No value for other backends (amx, reference).
+std::optional<double> measure_peak_flops(ThreadPool& pool, std::string_view isa);
 
 }  // namespace trireme::cli

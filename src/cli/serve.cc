@@ -56,13 +56,13 @@ void print_ready(const serve::Server& server, const serve::ServerOptions& option
 
 void run(serve::ServerOptions& options, const std::string& log_level) {
   spdlog::set_level(spdlog::level::from_str(log_level));
-  resolve_model(options.engine);
+  resolve_model(options.engine.model);
   const sigset_t signals = block_signals();
   serve::Server server(options);
   const engine::Engine& engine = server.engine();
   fmt::print("trireme {}: {}\n", kVersion, options.engine.model.string());
   fmt::print("operations: {}, {} threads, {}\nmemory:\n", engine.isa(), engine.threads(),
-             options.engine.precision == ops::Precision::bf16 ? "bf16" : "f32");
+             precision_name(options.engine.precision));
   print_memory(engine.account().plan());
   print_ready(server, options);
   int number = 0;

@@ -3,7 +3,6 @@
 // run out.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -113,7 +112,7 @@ class Scheduler {
     int64_t rank = 0;
     uint64_t arrival = 0;
     RequestId id = 0;
-    auto operator<=>(const Key&) const = default;
+    bool operator<(const Key& o) const { return rank != o.rank ? rank < o.rank : arrival < o.arrival; }
   };
   static Key key(const Sequence& s) { return {-static_cast<int64_t>(s.priority), s.arrival, s.id}; }
 

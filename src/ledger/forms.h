@@ -28,6 +28,8 @@ inline constexpr const char* kDerivedLine = "weights.derived";
 inline constexpr const char* kHeadLine = "weights.head";
 inline constexpr const char* kPageLine = "pool.mla_pages";
 inline constexpr const char* kStateLine = "pool.kda_state";
+inline constexpr const char* kDraftLine = "weights.draft";
+inline constexpr const char* kDraftWindowLine = "pool.draft_windows";
 
 // Float32 elements that a tensor of form `vector` keeps. A_log may be stored padded; only one value a head counts.
 int64_t vector_elements(const checkpoint::CatalogueEntry& entry, const checkpoint::ModelConfig& config);

@@ -13,10 +13,6 @@ namespace {
 using checkpoint::Group;
 using checkpoint::LayerKind;
 
-bool ends_with(const std::string& text, std::string_view end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 int64_t layers_of(const checkpoint::ModelConfig& config, LayerKind kind) {
   int64_t count = 0;
   for (const LayerKind k : config.kinds) count += k == kind ? 1 : 0;
@@ -39,8 +35,8 @@ int64_t absorbed_bytes(const checkpoint::MlaConfig& mla, const ops::Ops& ops) {
 
 Form form_of(const checkpoint::CatalogueEntry& entry) {
   if (entry.name == "embed_tokens") return Form::table;
-  if (ends_with(entry.name, "kv_b_proj")) return Form::absorbed;
-  if (ends_with(entry.name, "_res_proj")) return Form::folded;
+  if (entry.name.ends_with("kv_b_proj")) return Form::absorbed;
+  if (entry.name.ends_with("_res_proj")) return Form::folded;
   return entry.shape.size() == 2 && entry.group != Group::norms ? Form::packed : Form::vector;
 }
 
@@ -71,7 +67,7 @@ std::string weight_line(Group group) {
 }
 
 int64_t vector_elements(const checkpoint::CatalogueEntry& entry, const checkpoint::ModelConfig& config) {
-  if (ends_with(entry.name, "A_log")) return config.kda.heads;
+  if (entry.name.ends_with("A_log")) return config.kda.heads;
   int64_t count = 1;
   for (const int64_t extent : entry.shape) count *= extent;
   return count;

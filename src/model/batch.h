@@ -1,4 +1,5 @@
-// What a forward pass works on: tokens of several sequences and plain views of their state. The engine fills these from its pools.
+// What a forward pass works on: tokens of several sequences and plain views of their state. The engine fills these from
+// its pools.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 namespace trireme::model {
 
 // One KDA layer's part of the slot pool: slot s has its recurrent state at recurrent + s * recurrent_stride,
-// [heads][key][value] float32, and its convolution state at conv + s * conv_stride, [taps - 1][3 * heads * dim] float32 with the
-// inputs of q, k and v side by side, oldest first.
+// [heads][key][value] float32, and its convolution state at conv + s * conv_stride, [taps - 1][3 * heads * dim] float32
+// with the inputs of q, k and v side by side, oldest first.
 struct KdaLayerView {
   float* recurrent = nullptr;
   int64_t recurrent_stride = 0;
@@ -34,10 +35,11 @@ struct StateCheckpoint {
 // The rows of one sequence in a batch.
 struct Segment {
   int64_t rows = 0;
-  int64_t position = 0;        // tokens of the sequence before the first row; 0 starts from zero state, whatever the slot holds
-  int32_t slot = 0;            // KDA slot
+  int64_t position =
+      0;             // tokens of the sequence before the first row; 0 starts from zero state, whatever the slot holds
+  int32_t slot = 0;  // KDA slot
   std::vector<int32_t> pages;  // MLA pages, enough for position + rows tokens
-  bool commit = true;          // false (verification): the slot keeps its state; Model::commit folds the accepted rows in later
+  bool commit = true;  // false (verification): the slot keeps its state; Model::commit folds the accepted rows in later
   std::vector<StateCheckpoint> checkpoints;  // by rising rows
 };
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "ledger/forms.h"
 #include "model/draft_weights.h"
 
 namespace trireme::model {
@@ -37,23 +38,43 @@ std::vector<int64_t> positions_from(int64_t first, int64_t count) {
   return positions;
 }
 
+// Attention of every request's block of `rows` rows over its own context, in one layer. The result replaces q.
+void attend(const ops::Ops& ops, const checkpoint::DraftConfig& c, size_t layer,
+            std::span<const DraftContext* const> contexts, int64_t rows, Rows q, ConstRows k, ConstRows v) {
+  const int64_t width = c.kv_width();
+  for (size_t i = 0; i < contexts.size(); ++i) {
+    const int64_t begin = static_cast<int64_t>(i) * rows;
+    const DraftContext& context = *contexts[i];
+    const Rows own = q.row_range(begin, rows);
+    ops.draft_attention({.q_heads = c.q_heads,
+                         .kv_heads = c.kv_heads,
+                         .dim = c.dim,
+                         .scale = 1.0F / std::sqrt(static_cast<float>(c.dim)),
+                         .window = c.windows[layer],
+                         .context_position = context.first_position,
+                         .block_position = context.first_position + context.rows,
+                         .q = own,
+                         .context_k = {context.keys[layer], context.rows, width, width},
+                         .context_v = {context.values[layer], context.rows, width, width},
+                         .block_k = k.row_range(begin, rows),
+                         .block_v = v.row_range(begin, rows),
+                         .out = own});
+  }
+}
+
 }  // namespace
 
-struct Draft::Weights : DraftWeights {
-  using DraftWeights::DraftWeights;
-};
-
 Draft::Draft(const std::filesystem::path& dir, Model& target, ledger::Account& account)
-    : target_(target), weights_(std::make_unique<Weights>(dir, target.ops(), account)) {
+    : target_(target), weights_(std::make_unique<DraftWeights>(dir, target.ops(), account)) {
   const checkpoint::DraftConfig& c = weights_->config;
   const checkpoint::ModelConfig& t = target.config();
   if (c.hidden != t.hidden || c.vocab != t.vocab) {
-    throw BadInput(fmt::format("draft {}: hidden_size {} and vocab_size {} must be the target's, {} and {}", dir.string(), c.hidden,
-                               c.vocab, t.hidden, t.vocab));
+    throw BadInput(fmt::format("draft {}: hidden_size {} and vocab_size {} must be the target's, {} and {}",
+                               dir.string(), c.hidden, c.vocab, t.hidden, t.vocab));
   }
   if (c.target_layers.back() >= t.layers) {
-    throw BadInput(fmt::format("draft {}: it taps layer {}, but the target has layers 0 to {}", dir.string(), c.target_layers.back(),
-                               t.layers - 1));
+    throw BadInput(fmt::format("draft {}: it taps layer {}, but the target has layers 0 to {}", dir.string(),
+                               c.target_layers.back(), t.layers - 1));
   }
   target.set_taps(c.target_layers);
 }
@@ -63,8 +84,9 @@ Draft::~Draft() = default;
 std::vector<ledger::Line> Draft::plan(const std::filesystem::path& dir, const ops::Ops& ops, int64_t requests) {
   const checkpoint::DraftConfig c = checkpoint::read_draft_config(dir);
   const int64_t per_request = c.layers * 2 * context_capacity(c) * c.kv_width() * static_cast<int64_t>(sizeof(float));
-  return {{"weights.draft", DraftWeights::planned_bytes(dir, ops), "the matrices of the draft as packed (norms are a few vectors beside them)"},
-          {"pool.draft_windows", requests * per_request,
+  return {{ledger::kDraftLine, DraftWeights::planned_bytes(dir, ops),
+           "the matrices of the draft as packed (norms are a few vectors beside them)"},
+          {ledger::kDraftWindowLine, requests * per_request,
            fmt::format("{} requests x {} layers x 2 (keys, values) x {} rows x {} values x 4 bytes", requests, c.layers,
                        context_capacity(c), c.kv_width())}};
 }
@@ -108,7 +130,8 @@ void Draft::add_context(std::span<const ConstRows> taps, DraftContext& context) 
   context.rows += rows;
 }
 
-Matrix Draft::block_forward(std::span<const int32_t> anchors, std::span<const DraftContext* const> contexts, int64_t rows) const {
+Matrix Draft::block_forward(std::span<const int32_t> anchors, std::span<const DraftContext* const> contexts,
+                            int64_t rows) const {
   const DraftWeights& w = *weights_;
   const ops::Ops& ops = target_.ops();
   const int64_t total = rows * static_cast<int64_t>(anchors.size());
@@ -121,7 +144,8 @@ Matrix Draft::block_forward(std::span<const int32_t> anchors, std::span<const Dr
     const std::vector<int64_t> own = positions_from(contexts[i]->first_position + contexts[i]->rows, rows);
     positions.insert(positions.end(), own.begin(), own.end());
   }
-  Matrix x(total, w.config.hidden), h(total, w.config.hidden), q(total, q_width), k(total, kv_width), v(total, kv_width);
+  Matrix x(total, w.config.hidden), h(total, w.config.hidden), q(total, q_width), k(total, kv_width),
+      v(total, kv_width);
   Matrix gate(total, w.config.inter), up(total, w.config.inter);
   target_.embed(tokens, x.view());
   for (size_t layer = 0; layer < w.layers.size(); ++layer) {
@@ -134,24 +158,7 @@ Matrix Draft::block_forward(std::span<const int32_t> anchors, std::span<const Dr
     norm_heads(ops, l.k_norm, w.config, k.view());
     ops.rope({q.view(), w.config.dim, w.config.rope_theta, positions});
     ops.rope({k.view(), w.config.dim, w.config.rope_theta, positions});
-    for (size_t i = 0; i < anchors.size(); ++i) {
-      const int64_t begin = static_cast<int64_t>(i) * rows;
-      const DraftContext& context = *contexts[i];
-      const Rows own = q.view().row_range(begin, rows);
-      ops.draft_attention({.q_heads = w.config.q_heads,
-                           .kv_heads = w.config.kv_heads,
-                           .dim = w.config.dim,
-                           .scale = 1.0F / std::sqrt(static_cast<float>(w.config.dim)),
-                           .window = w.config.windows[layer],
-                           .context_position = context.first_position,
-                           .block_position = context.first_position + context.rows,
-                           .q = own,
-                           .context_k = {context.keys[layer], context.rows, kv_width, kv_width},
-                           .context_v = {context.values[layer], context.rows, kv_width, kv_width},
-                           .block_k = k.view().row_range(begin, rows),
-                           .block_v = v.view().row_range(begin, rows),
-                           .out = own});
-    }
+    attend(ops, w.config, layer, contexts, rows, q.view(), k.view(), v.view());
     ops.linear(q.view(), l.o, h.view());
     ops.add(x.view(), h.view(), x.view());
     ops.rms_norm(x.view(), l.post_norm.data(), w.config.eps, h.view());
@@ -182,8 +189,8 @@ std::vector<int32_t> Draft::markov_chain(int32_t anchor, ConstRows logits) const
   return drafts;
 }
 
-std::vector<std::vector<int32_t>> Draft::propose(std::span<const int32_t> anchors, std::span<const DraftContext* const> contexts,
-                                                 int64_t gamma) const {
+std::vector<std::vector<int32_t>> Draft::propose(std::span<const int32_t> anchors,
+                                                 std::span<const DraftContext* const> contexts, int64_t gamma) const {
   const checkpoint::DraftConfig& c = weights_->config;
   const int64_t rows = c.dspark ? gamma : gamma + 1;
   Matrix y = block_forward(anchors, contexts, rows);
@@ -196,7 +203,8 @@ std::vector<std::vector<int32_t>> Draft::propose(std::span<const int32_t> anchor
       drafts[i] = markov_chain(anchors[i], own);
       continue;
     }
-    for (int64_t j = 1; j < rows; ++j) drafts[i].push_back(argmax(own.row(j), c.vocab));  // row 0, the anchor, predicts nothing
+    // Row 0, the anchor, predicts nothing.
+    for (int64_t j = 1; j < rows; ++j) drafts[i].push_back(argmax(own.row(j), c.vocab));
   }
   return drafts;
 }

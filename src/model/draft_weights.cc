@@ -9,11 +9,10 @@
 
 #include "base/error.h"
 #include "checkpoint/safetensors.h"
+#include "ledger/forms.h"
 
 namespace trireme::model {
 namespace {
-
-constexpr const char* kLine = "weights.draft";
 
 // A matrix of the draft: its name and shape.
 struct Named {
@@ -26,9 +25,12 @@ struct Named {
 std::vector<Named> layer_matrices(const checkpoint::DraftConfig& c, int64_t layer) {
   const std::string p = fmt::format("layers.{}.", layer);
   const int64_t q = c.q_heads * c.dim;
-  return {{p + "self_attn.q_proj.weight", q, c.hidden},          {p + "self_attn.k_proj.weight", c.kv_width(), c.hidden},
-          {p + "self_attn.v_proj.weight", c.kv_width(), c.hidden}, {p + "self_attn.o_proj.weight", c.hidden, q},
-          {p + "mlp.gate_proj.weight", c.inter, c.hidden},       {p + "mlp.up_proj.weight", c.inter, c.hidden},
+  return {{p + "self_attn.q_proj.weight", q, c.hidden},
+          {p + "self_attn.k_proj.weight", c.kv_width(), c.hidden},
+          {p + "self_attn.v_proj.weight", c.kv_width(), c.hidden},
+          {p + "self_attn.o_proj.weight", c.hidden, q},
+          {p + "mlp.gate_proj.weight", c.inter, c.hidden},
+          {p + "mlp.up_proj.weight", c.inter, c.hidden},
           {p + "mlp.down_proj.weight", c.hidden, c.inter}};
 }
 
@@ -43,7 +45,9 @@ class Reader {
  public:
   explicit Reader(const std::filesystem::path& dir) : path_((dir / "model.safetensors").string()), file_(path_) {}
 
-  WeightView matrix(const Named& named) const { return view(named.name, {named.rows, named.cols}, named.rows, named.cols); }
+  WeightView matrix(const Named& named) const {
+    return view(named.name, {named.rows, named.cols}, named.rows, named.cols);
+  }
 
   std::vector<float> vector(const std::string& name, int64_t size) const {
     std::vector<float> values(static_cast<size_t>(size));
@@ -59,16 +63,23 @@ class Reader {
     }
     if (info == nullptr) throw BadInput(fmt::format("{}: tensor {} is missing", path_, name));
     if (info->shape != shape) {
-      throw BadInput(fmt::format("{}: tensor {} has shape [{}]; the config asks for [{}]", path_, name, fmt::join(info->shape, ", "),
-                                 fmt::join(shape, ", ")));
+      throw BadInput(fmt::format("{}: tensor {} has shape [{}]; the config asks for [{}]", path_, name,
+                                 fmt::join(info->shape, ", "), fmt::join(shape, ", ")));
     }
     WeightView w{.rows = rows, .cols = cols, .data = file_.bytes(*info), .scales = {}};
     switch (info->dtype) {
-      case DType::bf16: w.format = WeightFormat::bf16; break;
-      case DType::f16: w.format = WeightFormat::f16; break;
-      case DType::f32: w.format = WeightFormat::f32; break;
+      case DType::bf16:
+        w.format = WeightFormat::bf16;
+        break;
+      case DType::f16:
+        w.format = WeightFormat::f16;
+        break;
+      case DType::f32:
+        w.format = WeightFormat::f32;
+        break;
       default:
-        throw BadInput(fmt::format("{}: tensor {} is {}; a draft's weights must be BF16, F16 or F32", path_, name, dtype_name(info->dtype)));
+        throw BadInput(fmt::format("{}: tensor {} is {}; a draft's weights must be BF16, F16 or F32", path_, name,
+                                   dtype_name(info->dtype)));
     }
     return w;
   }
@@ -101,7 +112,7 @@ DraftWeights::DraftWeights(const std::filesystem::path& dir, const ops::Ops& ops
   const Reader reader(dir);
   const auto pack = [&](const Named& named) {
     const WeightView view = reader.matrix(named);
-    return ops.pack(view, account.take(kLine, ops.packed_bytes(view.format, view.rows, view.cols)));
+    return ops.pack(view, account.take(ledger::kDraftLine, ops.packed_bytes(view.format, view.rows, view.cols)));
   };
   fc = pack(context_projection(config));
   hidden_norm = reader.vector("hidden_norm.weight", config.hidden);
@@ -120,7 +131,8 @@ DraftWeights::DraftWeights(const std::filesystem::path& dir, const ops::Ops& ops
   if (!config.dspark) return;
   const Named table{kMarkovIn, config.vocab, config.markov_rank};
   const WeightView view = reader.matrix(table);
-  markov_in = {view.format, view.rows, view.cols, account.take(kLine, static_cast<int64_t>(view.data.size()))};
+  markov_in = {view.format, view.rows, view.cols,
+               account.take(ledger::kDraftLine, static_cast<int64_t>(view.data.size()))};
   std::memcpy(markov_in.storage.data(), view.data.data(), view.data.size());
   markov_out = pack({kMarkovOut, config.vocab, config.markov_rank});
 }

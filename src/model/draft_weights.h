@@ -16,17 +16,18 @@ struct DraftLayer {
 };
 
 struct DraftWeights {
-  // Reads and packs; memory for matrices comes from the line "weights.draft". Throws BadInput naming the file and tensor.
+  // Reads and packs; memory for matrices comes from the line "weights.draft". Throws BadInput naming the file and
+  // tensor.
   DraftWeights(const std::filesystem::path& dir, const ops::Ops& ops, ledger::Account& account);
   // What the constructor takes.
   static int64_t planned_bytes(const std::filesystem::path& dir, const ops::Ops& ops);
 
   checkpoint::DraftConfig config;
-  ops::PackedMatrix fc;                       // [hidden, taps * hidden]
-  std::vector<float> hidden_norm, norm;       // [hidden]
+  ops::PackedMatrix fc;                  // [hidden, taps * hidden]
+  std::vector<float> hidden_norm, norm;  // [hidden]
   std::vector<DraftLayer> layers;
-  ops::EmbeddingTable markov_in;              // W1 [vocab, rank], DSpark
-  ops::PackedMatrix markov_out;               // W2 [vocab, rank]
+  ops::EmbeddingTable markov_in;  // W1 [vocab, rank], DSpark
+  ops::PackedMatrix markov_out;   // W2 [vocab, rank]
 };
 
 // RMSNorm of every head (`dim` columns) by itself, in place.

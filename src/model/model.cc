@@ -91,6 +91,17 @@ std::shared_ptr<ReplayRecord> make_record(const Batch& batch, size_t kda_layers)
   return record;
 }
 
+// Row ranges, positions and pages of the batch's segments, as attention takes them.
+std::vector<ops::MlaSegment> segments_of(const Batch& batch) {
+  std::vector<ops::MlaSegment> segments;
+  int64_t row = 0;
+  for (const Segment& s : batch.segments) {
+    segments.push_back({row, s.rows, s.position, s.pages});
+    row += s.rows;
+  }
+  return segments;
+}
+
 Matrix copy_of(ConstRows rows) {
   Matrix copy(rows.rows, rows.cols);
   for (int64_t r = 0; r < rows.rows; ++r) std::copy_n(rows.row(r), rows.cols, copy.view().row(r));
@@ -187,16 +198,6 @@ void trace_output(const Pass& pass, const ModelWeights& weights, const ResidualS
 }
 
 }  // namespace
-
-std::vector<ops::MlaSegment> segments_of(const Batch& batch) {
-  std::vector<ops::MlaSegment> segments;
-  int64_t row = 0;
-  for (const Segment& s : batch.segments) {
-    segments.push_back({row, s.rows, s.position, s.pages});
-    row += s.rows;
-  }
-  return segments;
-}
 
 Model::Model(const checkpoint::Checkpoint& checkpoint, const ops::Ops& ops, ledger::Account& account)
     : weights_(std::make_unique<Weights>(checkpoint, ops, account)) {}

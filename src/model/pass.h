@@ -30,7 +30,4 @@ struct Pass {
   std::vector<ops::MlaSegment> segments = {};  // row ranges, positions and pages of the batch's segments
 };
 
-// The row ranges of a batch.
-std::vector<ops::MlaSegment> segments_of(const Batch& batch);
-
 }  // namespace trireme::model

@@ -2,11 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
 #include <random>
 #include <utility>
-
-#include "base/rng.h"
 
 namespace trireme::serve {
 namespace {
@@ -74,11 +71,8 @@ void put_end(Json& choice, const std::optional<ChoiceEnd>& end) {
 }  // namespace
 
 std::string random_id(const std::string& prefix) {
-  static const uint64_t seed = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
-  static std::atomic<uint64_t> count{0};
-  const uint64_t number = count.fetch_add(1);
-  return fmt::format("{}{:016x}{:08x}", prefix, mix64(mix64(seed) ^ number),
-                     static_cast<uint32_t>(mix64(seed + number)));
+  std::random_device random;
+  return fmt::format("{}{:08x}{:08x}{:08x}", prefix, random(), random(), random());
 }
 
 Json usage_json(const Usage& usage) {

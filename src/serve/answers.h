@@ -34,7 +34,7 @@ struct ChoiceEnd {
   Json matched_stop;          // the stop string or stop token id that ended it, otherwise null
 };
 
-// A prefix and 24 random characters.
+// A prefix and 24 random hexadecimal digits.
 std::string random_id(const std::string& prefix);
 
 Json usage_json(const Usage& usage);

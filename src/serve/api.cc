@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <ctime>
-#include <limits>
 
 #include "base/error.h"
 #include "base/version.h"
@@ -15,8 +14,8 @@
 namespace trireme::serve {
 namespace {
 
-constexpr double kHungSeconds = 120.0;  // a step that takes longer than this counts as a hang
-constexpr std::string_view kModelsPath = "/v1/models/";
+constexpr double kHungSeconds = 120.0;                   // a step that takes longer than this counts as a hang
+constexpr std::string_view kModelsPath = "/v1/models/";  // before a model's name
 
 HttpResponse json_response(const Json& json, int status = 200) {
   return {.status = status, .body = dump(json), .headers = {}};
@@ -51,7 +50,7 @@ std::vector<text::TokenId> encode(const text::Tokenizer& tokenizer, const text::
 }  // namespace
 
 struct Api::Route {
-  const char* path;
+  std::string_view path;
   bool post;  // otherwise GET
   bool open;  // needs no key
 };
@@ -65,7 +64,7 @@ const Api::Route* Api::find_route(const std::string& path) {
                                          Route{"/health", false, true},
                                          Route{"/metrics", false, true},
                                          Route{"/version", false, true}};
-  static constexpr Route kOneModel{"/v1/models/", false, false};
+  static constexpr Route kOneModel{kModelsPath, false, false};
   for (const Route& route : kRoutes) {
     if (path == route.path) return &route;
   }
@@ -239,8 +238,7 @@ void Api::chat_completion(const std::string& body, const std::shared_ptr<Exchang
   check_model(request.model);
   GenerationPlan made = plan(AnswerForm::chat, request);
   made.prompts.push_back(encode(context_.tokenizer, request.chat));
-  made.decoder.channel =
-      request.chat.thinking ? text::OutputParser::Channel::think : text::OutputParser::Channel::response;
+  made.decoder.channel = text::chat_stub_channel(request.chat);
   made.decoder.separate_reasoning = request.separate_reasoning;
   made.decoder.allow_tool_calls = request.chat.tool_choice != "none";
   made.decoder.one_tool_call = !request.parallel_tool_calls && made.decoder.allow_tool_calls;

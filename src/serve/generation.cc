@@ -3,7 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <random>
 #include <utility>
 
 #include "base/error.h"
@@ -12,8 +11,6 @@ namespace trireme::serve {
 namespace {
 
 double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
-
-uint64_t random_seed() { return (uint64_t{std::random_device{}()} << 32) | std::random_device{}(); }
 
 bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();

@@ -35,10 +35,9 @@ using boost::system::error_code;
 
 namespace {
 
-constexpr size_t kReadAhead =
-    64 * 1024;                        // most bytes of following requests that are read while an answer is on its way
-constexpr size_t kPiece = 64 * 1024;  // of one write
-constexpr std::chrono::milliseconds kLinger{2'000};
+constexpr size_t kReadAhead = 64 * 1024;  // most bytes of later requests that are read while an answer is on its way
+constexpr size_t kPiece = 64 * 1024;      // bytes of one write
+constexpr std::chrono::milliseconds kLinger{2'000};  // for the client to read the last answer
 
 auto into(error_code& error) { return asio::redirect_error(asio::use_awaitable, error); }
 

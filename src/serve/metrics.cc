@@ -134,7 +134,7 @@ std::string Metrics::render(const engine::EngineStats& stats, int64_t page_token
   page.gauge("vllm:kv_cache_usage_perc", "Share of the cache pages in use, 0 to 1",
              share(pages_used, stats.pages_total));
   page.counter("vllm:num_preemptions_total", "Requests put back into the queue for want of pages", stats.retractions);
-  page.counter("vllm:prompt_tokens_total", "Prompt tokens processed", stats.prompt_tokens);
+  page.counter("vllm:prompt_tokens_total", "Prompt tokens of the requests taken", stats.prompt_tokens);
   page.counter("vllm:generation_tokens_total", "Tokens generated", stats.generated_tokens);
   page.gauge("sglang:num_running_reqs", "Requests that hold a state slot", running);
   page.gauge("sglang:num_queue_reqs", "Requests in the queue", waiting);
@@ -146,7 +146,7 @@ std::string Metrics::render(const engine::EngineStats& stats, int64_t page_token
              share(slots_used, stats.slots_total));
   page.gauge("sglang:spec_accept_length", "Mean tokens a draft round; 0 without a draft",
              share(stats.draft_emitted, stats.draft_rounds));
-  page.counter("sglang:prompt_tokens_total", "Prompt tokens processed", stats.prompt_tokens);
+  page.counter("sglang:prompt_tokens_total", "Prompt tokens of the requests taken", stats.prompt_tokens);
   page.counter("sglang:generation_tokens_total", "Tokens generated", stats.generated_tokens);
   page.counter("sglang:num_requests_total", "Requests taken by the engine", stats.requests);
   page.counter("sglang:num_aborted_requests_total", "Requests that were cancelled",

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <random>
 #include <set>
 
 #include "base/error.h"
@@ -186,6 +187,8 @@ SamplingDefaults read_sampling_defaults(const std::filesystem::path& dir) {
   }
   return defaults;
 }
+
+uint64_t random_seed() { return (uint64_t{std::random_device{}()} << 32) | std::random_device{}(); }
 
 ChatCompletionRequest parse_chat_completion(std::string_view body, const RequestLimits& limits) {
   const Json json = parse_body(body);

@@ -26,6 +26,9 @@ struct SamplingDefaults {
 // file and key.
 SamplingDefaults read_sampling_defaults(const std::filesystem::path& dir);
 
+// The seed of a request that names none: from the system's source of randomness.
+uint64_t random_seed();
+
 // What the checks need to know of the model.
 struct RequestLimits {
   int64_t vocab = 0;

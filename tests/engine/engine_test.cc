@@ -1,8 +1,12 @@
 #include "engine/engine.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/error.h"
@@ -131,11 +135,29 @@ TEST(Engine, AnswerThatOutgrowsThePoolEndsWithTheReason) {
   expect_pools_full(engine);
 }
 
+// k3-nano that says its context is 256, so that the end of the context is near.
+std::filesystem::path short_nano() {
+  const auto dir = std::filesystem::path(::testing::TempDir()) / fmt::format("k3-nano-256-{}", getpid());
+  std::filesystem::remove_all(dir);
+  std::filesystem::create_directories(dir);
+  for (const auto& file : std::filesystem::directory_iterator(nano_dir())) {
+    if (file.path().filename() == "config.json") continue;
+    std::filesystem::create_symlink(file.path(), dir / file.path().filename());
+  }
+  std::ifstream in(nano_dir() / "config.json");
+  auto config = nlohmann::json::parse(in);
+  config["text_config"]["max_position_embeddings"] = 256;
+  std::ofstream(dir / "config.json") << config.dump(1);
+  return dir;
+}
+
 TEST(Engine, ContextCutsTheAnswer) {
   EngineOptions options = nano_options();
+  options.model = short_nano();
   Engine engine(options);
-  const Asked a = ask(engine, random_prompt(3, 4090), greedy(100));
+  const Asked a = ask(engine, random_prompt(3, 250), greedy(100));
   engine.wait_idle();
+  std::filesystem::remove_all(options.model);
   EXPECT_EQ(a.heard->finish(), FinishReason::length) << a.heard->error();
   EXPECT_EQ(a.heard->ids().size(), 6U);
 }

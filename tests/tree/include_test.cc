@@ -33,8 +33,10 @@ const std::map<std::string, std::set<std::string>>& floors() {
 
 std::string breach(const std::string& file, const std::string& room, const std::string& included) {
   const std::string target = included.substr(0, included.find('/'));
-  if (target != room && !floors().at(room).contains(target)) return file + ": " + room + " must not include " + included;
-  const bool backend = included.starts_with("ops/cpu/") || included.starts_with("ops/reference/") || included.starts_with("ops/cuda/");
+  if (target != room && !floors().at(room).contains(target))
+    return file + ": " + room + " must not include " + included;
+  const bool backend =
+      included.starts_with("ops/cpu/") || included.starts_with("ops/reference/") || included.starts_with("ops/cuda/");
   const std::string folder = included.substr(0, included.find('/', 4) + 1);
   if (backend && !file.starts_with(folder) && file != "ops/select.cc") {
     return file + ": only ops/select.cc may include the backend header " + included;

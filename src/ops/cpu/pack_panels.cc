@@ -72,43 +72,61 @@ void scatter_fp8_scales(const WeightView& w, int64_t row, int64_t lane, float* s
   }
 }
 
-// One row of the matrix into lane `lane` of its panel.
-void pack_row(const WeightView& w, int64_t row, int64_t lane, int64_t codes_bytes, std::byte* panel) {
-  auto* words = reinterpret_cast<uint32_t*>(panel);
-  const std::byte* data = w.data.data();
+int64_t row_bytes(const WeightView& w) {
   switch (w.format) {
     case WeightFormat::f32:
-      scatter_words(data + row * w.cols * 4, w.cols * 4, lane, words);
-      break;
+      return w.cols * 4;
     case WeightFormat::f16:
-      scatter_f16(data + row * w.cols * 2, w.cols, lane, words);
-      break;
     case WeightFormat::bf16:
-      scatter_words(data + row * w.cols * 2, w.cols * 2, lane, words);
-      break;
+      return w.cols * 2;
     case WeightFormat::fp8_block:
-      scatter_halves(data + row * w.cols, w.cols, lane, reinterpret_cast<uint16_t*>(panel));
-      scatter_fp8_scales(w, row, lane, reinterpret_cast<float*>(panel + codes_bytes));
-      break;
-    case WeightFormat::mxfp4: {
-      scatter_words(data + row * (w.cols / 2), w.cols / 2, lane, words);
-      const int64_t blocks = w.cols / kMxBlock;
-      for (int64_t b = 0; b < blocks; ++b)
-        panel[codes_bytes + b * kPanelOutputs + lane] = w.scales[static_cast<size_t>(row * blocks + b)];
-      break;
-    }
+      return w.cols;
+    case WeightFormat::mxfp4:
+      return w.cols / 2;
   }
+  return 0;
+}
+
+// Bytes [begin, begin + count) of one row's codes into lane `lane` of its panel; begin is a multiple of 4.
+void pack_codes(WeightFormat format, const std::byte* row, int64_t begin, int64_t count, int64_t lane,
+                std::byte* panel) {
+  auto* groups = reinterpret_cast<uint32_t*>(panel + begin / 4 * kGroupBytes);
+  if (format == WeightFormat::f16) {
+    scatter_f16(row + begin, count / 2, lane, groups + begin / 4 * kPanelOutputs);
+  } else if (format == WeightFormat::fp8_block) {
+    scatter_halves(row + begin, count, lane, reinterpret_cast<uint16_t*>(groups));
+  } else {
+    scatter_words(row + begin, count, lane, groups);
+  }
+}
+
+// The scales of one row into lane `lane` of its panel.
+void pack_scales(const WeightView& w, int64_t row, int64_t lane, std::byte* scales) {
+  if (w.format == WeightFormat::fp8_block) scatter_fp8_scales(w, row, lane, reinterpret_cast<float*>(scales));
+  if (w.format != WeightFormat::mxfp4) return;
+  const int64_t blocks = w.cols / kMxBlock;
+  const std::byte* from = w.scales.data() + row * blocks;
+  for (int64_t b = 0; b < blocks; ++b) scales[b * kPanelOutputs + lane] = from[b];
 }
 
 }  // namespace
 
 void pack_panels(const WeightView& w, int64_t panel_begin, int64_t panel_end, std::byte* panels) {
   const PanelLayout layout = panel_layout(w.format, w.rows, w.cols);
+  const int64_t bytes = row_bytes(w);
+  constexpr int64_t kPiece = 1024;  // of each row: what the 16 rows fill stays in the first-level cache
   for (int64_t p = panel_begin; p < panel_end; ++p) {
     std::byte* panel = panels + p * layout.panel_bytes;
-    const int64_t lanes = std::min(kPanelOutputs, w.rows - p * kPanelOutputs);
+    const int64_t first = p * kPanelOutputs;
+    const int64_t lanes = std::min(kPanelOutputs, w.rows - first);
     if (lanes < kPanelOutputs) std::memset(panel, 0, static_cast<size_t>(layout.panel_bytes));
-    for (int64_t lane = 0; lane < lanes; ++lane) pack_row(w, p * kPanelOutputs + lane, lane, layout.codes_bytes, panel);
+    for (int64_t begin = 0; begin < bytes; begin += kPiece) {
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        const std::byte* row = w.data.data() + (first + lane) * bytes;
+        pack_codes(w.format, row, begin, std::min(kPiece, bytes - begin), lane, panel);
+      }
+    }
+    for (int64_t lane = 0; lane < lanes; ++lane) pack_scales(w, first + lane, lane, panel + layout.codes_bytes);
   }
 }
 
