@@ -1,4 +1,7 @@
 // The command line: one file a command in cli/.
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
@@ -44,6 +47,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  spdlog::set_default_logger(spdlog::stderr_color_mt("trireme"));  // standard output is for answers
   try {
     return run(argc, argv);
   } catch (const trireme::BadInput& error) {

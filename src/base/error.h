@@ -6,7 +6,8 @@
 
 namespace trireme {
 
-// The caller gave something wrong: a file, a flag, a request. The command line ends with status 2, the server answers 400.
+// The caller gave something wrong: a file, a flag, a request. The command line ends with status 2, the server answers
+// 400.
 class BadInput : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

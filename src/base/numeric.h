@@ -1,5 +1,5 @@
-// Number formats of checkpoints, decoded and encoded one value at a time. These definitions are the meaning; the vector code in
-// ops/cpu is tested against them.
+// Number formats of checkpoints, decoded and encoded one value at a time. These definitions are the meaning; the vector
+// code in ops/cpu is tested against them.
 #pragma once
 
 #include <bit>
@@ -36,7 +36,8 @@ inline float f16_to_float(uint16_t bits) {
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-// E4M3 ("e4m3fn"): 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, 0x7f and 0xff are NaN; the largest is 448.
+// E4M3 ("e4m3fn"): 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, 0x7f and 0xff are NaN; the largest is
+// 448.
 inline constexpr float kE4m3Max = 448.0F;
 
 inline float e4m3_to_float(uint8_t code) {

@@ -1,4 +1,5 @@
-// A fixed set of threads that run one loop together. Work is cut by index, never by timing, so results do not depend on it.
+// A fixed set of threads that run one loop together. Work is cut by index, never by timing, so results do not depend on
+// it.
 #pragma once
 
 #include <cstdint>

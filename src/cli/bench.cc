@@ -174,6 +174,7 @@ class Bench {
     s.rows = rows;
     s.position = positions_[static_cast<size_t>(r)];
     s.slot = static_cast<int32_t>(r);
+    s.pages.reserve(static_cast<size_t>(pages_each_));
     for (int64_t p = 0; p < pages_each_; ++p) s.pages.push_back(static_cast<int32_t>(r * pages_each_ + p));
     positions_[static_cast<size_t>(r)] += rows;
     return s;
@@ -207,6 +208,7 @@ class Bench {
 Json measure_prefill(Bench& bench, const LatencyArgs& args) {
   bench.prefill(0, args.prompt);  // warms caches, pages and the thread pool
   std::vector<double> times;
+  times.reserve(kPrefills);
   for (int i = 0; i < kPrefills; ++i) times.push_back(seconds([&] { bench.prefill(0, args.prompt); }));
   std::sort(times.begin(), times.end());
   const double s = times[times.size() / 2];

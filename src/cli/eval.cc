@@ -1,8 +1,6 @@
 #include "cli/eval.h"
 
 #include <fmt/format.h>
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -182,8 +180,6 @@ void print_table(const std::map<std::string, Tally>& tasks, const Tally& all, bo
 }
 
 void run(EvalArgs& args) {
-  // The report alone goes to standard output.
-  spdlog::set_default_logger(std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
   resolve_model(args.engine.model);
   const text::Tokenizer tokenizer = text::Tokenizer::load(args.engine.model);
   const std::vector<Question> questions = read_questions(args, tokenizer);

@@ -133,7 +133,7 @@ void kda_attention(const Pass& pass, const KdaWeights& w, int64_t index, ConstRo
   const Rows gate = pass.workspace.rows(rows, width);
   const Rows log_decay = pass.workspace.rows(rows, width);
   const Rows beta = pass.workspace.rows(rows, c.heads);
-  const Rows mixed = pass.workspace.rows(rows, width);
+  const Rows mixed = z;  // the decay projection is used up before the recurrence writes its results
 
   project(pass, w, x, raw, z, b, gate);
   convolve(pass, w, view, raw, qkv);

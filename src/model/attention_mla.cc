@@ -2,9 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
+#include <vector>
 
 namespace trireme::model {
 namespace {
+
+// Rows that are attended together. Absorbed queries and contexts are (2 latent + rope) values a head, several times a
+// layer's other intermediate results (0.4 MB a row at K3's 96 heads), so they exist for a tile of rows only.
+constexpr int64_t kTileRows = 128;
 
 // Queries of all heads, [T, heads * (nope + rope)].
 void queries(const Pass& pass, const MlaWeights& w, ConstRows x, Rows q) {
@@ -32,6 +38,38 @@ void absorb_queries(const Pass& pass, const MlaWeights& w, ConstRows q, Rows abs
   }
 }
 
+// The parts of the segments in rows [begin, begin + count), numbered from `begin`.
+std::vector<ops::MlaSegment> segments_in(std::span<const ops::MlaSegment> segments, int64_t begin, int64_t count) {
+  std::vector<ops::MlaSegment> parts;
+  for (const ops::MlaSegment& s : segments) {
+    const int64_t first = std::max(s.row_begin, begin);
+    const int64_t last = std::min(s.row_begin + s.rows, begin + count);
+    if (first < last) parts.push_back({first - begin, last - first, s.position + first - s.row_begin, s.pages});
+  }
+  return parts;
+}
+
+// What the heads read from the pages, [T, heads * value]; the rows' own latents are stored already.
+void attend(const Pass& pass, const MlaWeights& w, const ops::LatentPages& pages, ConstRows q, Rows values) {
+  const checkpoint::MlaConfig& c = pass.config.mla;
+  const float scale = 1.0F / std::sqrt(static_cast<float>(c.nope + c.rope));
+  const Workspace::Scope scope(pass.workspace);
+  const int64_t most = std::min(q.rows, kTileRows);
+  const Rows absorbed = pass.workspace.rows(most, c.heads * c.cache_width());
+  const Rows context = pass.workspace.rows(most, c.heads * c.kv_lora);
+  for (int64_t begin = 0; begin < q.rows; begin += kTileRows) {
+    const int64_t rows = std::min(kTileRows, q.rows - begin);
+    const Rows tile = context.row_range(0, rows);
+    absorb_queries(pass, w, q.row_range(begin, rows), absorbed.row_range(0, rows));
+    pass.ops.mla(
+        {c.heads, c.kv_lora, scale, absorbed.row_range(0, rows), pages, segments_in(pass.segments, begin, rows), tile});
+    for (int64_t h = 0; h < c.heads; ++h) {
+      pass.ops.linear(tile.columns(h * c.kv_lora, c.kv_lora), w.vc[static_cast<size_t>(h)],
+                      values.row_range(begin, rows).columns(h * c.value, c.value));
+    }
+  }
+}
+
 }  // namespace
 
 void mla_attention(const Pass& pass, const MlaWeights& w, int64_t index, ConstRows x, Rows out) {
@@ -42,8 +80,6 @@ void mla_attention(const Pass& pass, const MlaWeights& w, int64_t index, ConstRo
   const Workspace::Scope scope(pass.workspace);
   const Rows latent = pass.workspace.rows(rows, c.cache_width());
   const Rows q = pass.workspace.rows(rows, c.heads * (c.nope + c.rope));
-  const Rows absorbed = pass.workspace.rows(rows, c.heads * c.cache_width());
-  const Rows context = pass.workspace.rows(rows, c.heads * c.kv_lora);
   const Rows values = pass.workspace.rows(rows, value_width);
 
   pass.ops.linear(x, w.kv_a, latent, ops::Output::f32);
@@ -51,13 +87,7 @@ void mla_attention(const Pass& pass, const MlaWeights& w, int64_t index, ConstRo
   pass.ops.rms_norm(normed, w.kv_a_norm.data(), pass.config.latent_eps, normed);
   pass.ops.store_latent({latent, pages, pass.segments});
   queries(pass, w, x, q);
-  absorb_queries(pass, w, q, absorbed);
-  const float scale = 1.0F / std::sqrt(static_cast<float>(c.nope + c.rope));
-  pass.ops.mla({c.heads, c.kv_lora, scale, absorbed, pages, pass.segments, context});
-  for (int64_t h = 0; h < c.heads; ++h) {
-    pass.ops.linear(context.columns(h * c.kv_lora, c.kv_lora), w.vc[static_cast<size_t>(h)],
-                    values.columns(h * c.value, c.value));
-  }
+  attend(pass, w, pages, q, values);
   if (pass.trace) {
     pass.trace.first("mla.q", q, {c.heads, c.nope + c.rope});
     pass.trace.first("mla.out", values, {c.heads, c.value});

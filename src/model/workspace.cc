@@ -27,11 +27,17 @@ std::span<int32_t> Workspace::ints(int64_t count) {
 
 std::byte* Workspace::take(int64_t bytes) {
   const int64_t need = round_up(std::max<int64_t>(bytes, 1), kLine);
-  while (block_ < blocks_.size() && used_ + need > blocks_[block_].bytes()) {
-    ++block_;
+  if (blocks_.empty()) blocks_.emplace_back(std::max(need, kSmallestBlock));
+  if (used_ + need > blocks_[block_].bytes()) {
+    // Blocks behind the one in use hold nothing: the next one may be replaced, so that none lies idle for being too
+    // small.
+    if (++block_ == blocks_.size()) blocks_.emplace_back();
+    if (Buffer& next = blocks_[block_]; next.bytes() < need) {
+      next = Buffer();  // the old memory goes first
+      next = Buffer(std::max(need, kSmallestBlock));
+    }
     used_ = 0;
   }
-  if (block_ == blocks_.size()) blocks_.emplace_back(std::max(need, kSmallestBlock));
   std::byte* taken = blocks_[block_].data() + used_;
   used_ += need;
   return taken;

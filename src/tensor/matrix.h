@@ -1,5 +1,5 @@
-// Views of row-major activations. Activations are float32 in memory in either precision; in bf16 precision the values are ones
-// that bfloat16 can hold (docs/numerics.md).
+// Views of row-major activations. Activations are float32 in memory in either precision; in bf16 precision the values
+// are ones that bfloat16 can hold (docs/numerics.md).
 #pragma once
 
 #include <cstddef>

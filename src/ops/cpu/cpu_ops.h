@@ -1,4 +1,5 @@
-// The CPU backend: one class that cuts work over threads and blocks, and tables of inner kernels, one table an instruction set.
+// The CPU backend: one class that cuts work over threads and blocks, and tables of inner kernels, one table an
+// instruction set.
 #pragma once
 
 #include <string_view>
@@ -29,7 +30,8 @@ class CpuOps final : public Ops {
 
   // cpu_rows.cc
   void rms_norm(ConstRows x, const float* w, float eps, Rows y) const override;
-  void residual_mix(std::span<const ConstRows> bank, ConstRows prefix, const float* score, float eps, Rows y) const override;
+  void residual_mix(std::span<const ConstRows> bank, ConstRows prefix, const float* score, float eps,
+                    Rows y) const override;
   void add(ConstRows a, ConstRows b, Rows y) const override;
   void sigmoid_gate(ConstRows x, ConstRows gate, Rows y) const override;
   void gated_rms_norm(ConstRows x, const float* w, ConstRows gate, int64_t dim, float eps, Rows y) const override;

@@ -1,4 +1,5 @@
-// <immintrin.h>, without the false alarms that gcc raises inside it: _mm512_undefined_epi32 is meant to be uninitialized.
+// <immintrin.h>, without the false alarms that gcc raises inside it: _mm512_undefined_epi32 is meant to be
+// uninitialized.
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)
