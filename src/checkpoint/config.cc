@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "checkpoint/json_reader.h"
 
 namespace trireme::checkpoint {
@@ -278,7 +279,7 @@ ModelConfig read_config(const std::filesystem::path& dir) {
   const auto path = dir / "config.json";
   ModelConfig config = parse_config(read_text_file(path, kMaxConfigBytes), path.string());
   const auto generation = dir / "generation_config.json";
-  if (std::filesystem::exists(generation, error)) {
+  if (has_entry(generation)) {
     const auto parsed = parse_json_object(read_text_file(generation, kMaxConfigBytes), generation.string());
     add_eos(JsonObject(parsed, generation.string(), ""), config);
   }

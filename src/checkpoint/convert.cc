@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/json_reader.h"

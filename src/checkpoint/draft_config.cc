@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "checkpoint/json_reader.h"
 
 namespace trireme::checkpoint {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <fstream>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -77,26 +76,6 @@ std::string range_rule(int64_t low, int64_t high) {
 
 }  // namespace
 
-std::string read_text_file(const std::filesystem::path& path, int64_t max_bytes) {
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (error || !std::filesystem::exists(status))
-    throw BadInput(fmt::format("{}: there is no such file", path.string()));
-  if (!std::filesystem::is_regular_file(status))
-    throw BadInput(fmt::format("{}: it is not a regular file", path.string()));
-  const auto bytes = std::filesystem::file_size(path, error);
-  if (error) throw BadInput(fmt::format("{}: its size cannot be read: {}", path.string(), error.message()));
-  if (bytes > static_cast<uint64_t>(max_bytes)) {
-    throw BadInput(fmt::format("{}: it has {} bytes; at most {} are read", path.string(), bytes, max_bytes));
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::string text(static_cast<size_t>(bytes), '\0');
-  if (!file || (bytes > 0 && !file.read(text.data(), static_cast<std::streamsize>(bytes)))) {
-    throw BadInput(fmt::format("{}: it cannot be read", path.string()));
-  }
-  return text;
-}
-
 std::string printable(std::string_view name) {
   constexpr size_t kLongest = 200;
   const std::string quoted =
@@ -106,6 +85,9 @@ std::string printable(std::string_view name) {
 
 json parse_json_object(std::string_view text, const std::string& where) {
   json parsed;
+  // The parser takes a NUL byte for the end and would not look at what follows.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
+    throw BadInput(fmt::format("{}: it is not valid JSON: a NUL byte at offset {}", where, nul));
   try {
     RepeatedKeys repeated;
     json::sax_parse(text.begin(), text.end(), &repeated);

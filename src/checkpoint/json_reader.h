@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -11,9 +10,6 @@
 #include <vector>
 
 namespace trireme::checkpoint {
-
-// The whole of a small file. Throws BadInput naming the path if it is not a readable regular file or is over max_bytes.
-std::string read_text_file(const std::filesystem::path& path, int64_t max_bytes);
 
 // A name out of a file, fit for a one-line message: as JSON escapes it, in ASCII, cut at 200 bytes.
 std::string printable(std::string_view name);

@@ -190,7 +190,8 @@ struct SafetensorsFile::State {
   }
 
   void map() {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    // Without O_NONBLOCK a pipe in the file's place would be waited for.
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) throw BadInput(fmt::format("{}: it cannot be opened: {}", path.string(), last_error()));
     struct stat status {};
     const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);

@@ -46,6 +46,12 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::spa
     : path_(path), temporary_(path.string() + ".part") {
   const std::string header = header_bytes(tensors, metadata);
   for (const TensorHeader& tensor : tensors) expected_ += tensor.bytes;
+  // The rename would put a file in the place of a device such as /dev/null.
+  std::error_code ignored;
+  const std::filesystem::file_status status = std::filesystem::status(path_, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    throw BadInput(fmt::format("{}: it is there and not a regular file; only a file can be written", path_.string()));
+  }
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (descriptor_ < 0)
     throw Failure(fmt::format("{}: it cannot be created: {}", temporary_.string(), std::strerror(errno)));

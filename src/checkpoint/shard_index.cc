@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "checkpoint/json_reader.h"
 #include "checkpoint/safetensors.h"
 
@@ -42,13 +43,12 @@ ShardIndex parse_shard_index(const std::string& json, const std::string& where) 
 }
 
 ShardIndex read_shard_index(const std::filesystem::path& dir) {
-  std::error_code error;
   const auto index_path = dir / kIndexFile;
-  if (std::filesystem::exists(index_path, error)) {
+  if (has_entry(index_path)) {
     return parse_shard_index(read_text_file(index_path, kMaxIndexBytes), index_path.string());
   }
   const auto single = dir / kSingleFile;
-  if (!std::filesystem::exists(single, error)) {
+  if (!has_entry(single)) {
     throw BadInput(fmt::format("{}: it has neither {} nor {}", dir.string(), kIndexFile, kSingleFile));
   }
   ShardIndex index{single.string(), {}};

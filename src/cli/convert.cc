@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
+#include "cli/engine_flags.h"
 
 namespace trireme::cli {
 namespace {
@@ -48,8 +49,8 @@ void run(const Options& options) {
 void add_convert(CLI::App& app) {
   CLI::App* command = app.add_subcommand("convert", "Make a block-FP8 checkpoint from a BF16 one");
   const auto options = std::make_shared<Options>();
-  command->add_option("--from", options->from, "Folder of the source checkpoint")->required();
-  command->add_option("--to", options->to, "Folder to write, new or empty")->required();
+  command->add_option("--from", options->from, "Folder of the source checkpoint")->required()->check(not_empty());
+  command->add_option("--to", options->to, "Folder to write, new or empty")->required()->check(not_empty());
   command->add_option("--fp8", options->fp8, "Groups of matrices to convert, separated by commas: attn, moe, dense")
       ->required();
   command->add_option("--threads", options->threads, "Threads to work on; default: all of the machine")

@@ -3,22 +3,27 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <thread>
 
 #include "base/error.h"
 
 namespace trireme::cli {
 
+CLI::Validator not_empty() {
+  return {[](const std::string& value) { return std::string(value.empty() ? "must not be empty" : ""); }, ""};
+}
+
 void add_compute_flags(CLI::App& command, std::filesystem::path& model, ops::Precision& precision, std::string& isa,
                        int& threads) {
-  const std::map<std::string, ops::Precision> precisions = {{"f32", ops::Precision::f32},
-                                                            {"bf16", ops::Precision::bf16}};
-  command.add_option("--model", model, "The model's folder; the embedded k3-nano if absent");
+  command.add_option("--model", model, "The model's folder; the embedded k3-nano if absent")->check(not_empty());
   command
-      .add_option("--precision", precision,
-                  fmt::format("What activations are rounded to: f32 or bf16 (default {})", precision_name(precision)))
-      ->transform(CLI::CheckedTransformer(precisions));
+      .add_option_function<std::string>(
+          "--precision",
+          [&precision](const std::string& name) {
+            precision = name == "f32" ? ops::Precision::f32 : ops::Precision::bf16;
+          },
+          fmt::format("What activations are rounded to: f32 or bf16 (default {})", precision_name(precision)))
+      ->check(CLI::IsMember({"f32", "bf16"}));
   command.add_option("--isa", isa, "auto (default), or a backend that trireme doctor lists");
   command.add_option("--threads", threads, "Threads to compute on; 0 (default): one a core")
       ->check(CLI::Range(0, 1024));
@@ -26,7 +31,8 @@ void add_compute_flags(CLI::App& command, std::filesystem::path& model, ops::Pre
 
 void add_engine_flags(CLI::App& command, engine::EngineOptions& options) {
   add_compute_flags(command, options.model, options.precision, options.isa, options.threads);
-  command.add_option("--draft", options.draft, "The folder of a DSpark or DFlash draft, for speculation");
+  command.add_option("--draft", options.draft, "The folder of a DSpark or DFlash draft, for speculation")
+      ->check(not_empty());
   command.add_option("--gamma", options.gamma, "Drafted tokens a round (default 4)")->check(CLI::Range(1, 64));
 }
 

@@ -11,6 +11,9 @@
 
 namespace trireme::cli {
 
+// Refuses an empty value, which is what an unset variable of a shell leaves: it must not mean the default.
+CLI::Validator not_empty();
+
 // --model, --precision, --isa and --threads, for every command that computes. What they hold now is their default; the
 // variables must outlive the parsing. An absent --model leaves `model` empty, for resolve_model().
 void add_compute_flags(CLI::App& command, std::filesystem::path& model, ops::Precision& precision, std::string& isa,

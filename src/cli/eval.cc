@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "engine/engine.h"
 #include "text/answer.h"
 #include "text/chat.h"
+#include "text/json_text.h"
 #include "text/tokenizer.h"
 
 namespace trireme::cli {
@@ -61,20 +63,66 @@ struct Tally {
   double accuracy() const { return n > 0 ? static_cast<double>(correct) / static_cast<double>(n) : 0; }
 };
 
+using TypeTest = bool (Json::*)() const noexcept;
+
+// The member `name`, or nullptr if it is absent or null. Throws BadInput if it is of another type.
+const Json* member(const Json& object, const char* name, TypeTest test, const char* wanted) {
+  const auto found = object.find(name);
+  if (found == object.end() || found->is_null()) return nullptr;
+  if (!((*found).*test)()) throw BadInput(fmt::format("{}: must be {}, not {}", name, wanted, found->type_name()));
+  return &*found;
+}
+
+std::string text_or(const Json& object, const char* name, const std::string& fallback) {
+  const Json* value = member(object, name, &Json::is_string, "a string");
+  return value == nullptr ? fallback : value->get<std::string>();
+}
+
 std::vector<int32_t> encode(const Json& line, const text::Tokenizer& tokenizer) {
   text::ChatRequest chat;
-  chat.messages = line.at("messages");
-  if (line.contains("tools") && line["tools"].is_array()) chat.tools = line["tools"];
-  const Json opts = line.value("opts", Json::object());
-  chat.tool_choice = opts.value("tool_choice", chat.tool_choice);
-  if (opts.contains("response_format") && opts["response_format"].is_object())
-    chat.response_format = opts["response_format"];
+  const Json* messages = member(line, "messages", &Json::is_array, "a list");
+  if (messages == nullptr) throw BadInput("it has neither messages nor prompt_ids");
+  chat.messages = *messages;
+  if (const Json* tools = member(line, "tools", &Json::is_array, "a list")) chat.tools = *tools;
+  if (const Json* opts = member(line, "opts", &Json::is_object, "an object")) {
+    chat.tool_choice = text_or(*opts, "tool_choice", chat.tool_choice);
+    if (const Json* format = member(*opts, "response_format", &Json::is_object, "an object"))
+      chat.response_format = *format;
+  }
   return text::encode_chat(tokenizer, chat);
 }
 
+std::vector<int32_t> read_ids(const Json& list, const text::Tokenizer& tokenizer) {
+  if (list.empty()) throw BadInput("prompt_ids: must have at least one token");
+  std::vector<int32_t> ids;
+  for (const Json& id : list) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(tokenizer.vocab_size())) {
+      throw BadInput(
+          fmt::format("prompt_ids: {} is not a token id from 0 to {}", id.dump(), tokenizer.vocab_size() - 1));
+    }
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
+Question read_question(const std::string& text, int64_t number, const text::Tokenizer& tokenizer) {
+  const Json line = text::parse_json(text, "line");
+  if (!line.is_object()) throw BadInput(fmt::format("must be an object, not {}", line.type_name()));
+  if (!line.contains("answer")) throw BadInput("answer: missing; must be a string or a list of tool calls");
+  Question q;
+  q.id = text_or(line, "id", std::to_string(number));
+  q.task = text_or(line, "task", "all");
+  q.answer = line["answer"];
+  (void)text::matches({}, q.answer);  // refuses what is no answer
+  const Json* ids = member(line, "prompt_ids", &Json::is_array, "a list");
+  q.prompt = ids != nullptr ? read_ids(*ids, tokenizer) : encode(line, tokenizer);
+  return q;
+}
+
 std::vector<Question> read_questions(const EvalArgs& args, const text::Tokenizer& tokenizer) {
+  std::error_code ignored;
   std::ifstream in(args.data);
-  if (!in)
+  if (!in || std::filesystem::is_directory(args.data, ignored))
     throw BadInput(fmt::format("{}: cannot be read; --data wants a file with one JSON object a line", args.data));
   std::vector<Question> questions;
   int64_t number = 0;
@@ -83,15 +131,7 @@ std::vector<Question> read_questions(const EvalArgs& args, const text::Tokenizer
     if (text.empty()) continue;
     if (args.limit > 0 && static_cast<int64_t>(questions.size()) == args.limit) break;
     try {
-      const Json line = Json::parse(text);
-      Question q;
-      q.id = line.value("id", std::to_string(number));
-      q.task = line.value("task", "all");
-      q.answer = line.at("answer");
-      if (!q.answer.is_string() && !q.answer.is_array())
-        throw BadInput("answer must be a string or a list of tool calls");
-      q.prompt = line.contains("prompt_ids") ? line["prompt_ids"].get<std::vector<int32_t>>() : encode(line, tokenizer);
-      questions.push_back(std::move(q));
+      questions.push_back(read_question(text, number, tokenizer));
     } catch (const std::exception& e) {
       throw BadInput(fmt::format("{}:{}: {}", args.data, number, e.what()));
     }
@@ -125,7 +165,11 @@ double ask(engine::Engine& engine, const std::vector<Question>& questions, std::
       answer.outputs += output.tokens.empty() ? 0 : 1;
       answer.error += output.error;
     };
-    engine.submit(std::move(request));
+    try {
+      engine.submit(std::move(request));
+    } catch (const BadInput& e) {
+      throw BadInput(fmt::format("question {}: {}", questions[i].id, e.what()));
+    }
   }
   engine.wait_idle();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -148,8 +192,15 @@ std::map<std::string, Tally> judge(const std::vector<Question>& questions, const
   return tasks;
 }
 
-void write_ids(const std::string& path, const std::vector<Question>& questions, const std::vector<Answer>& answers) {
+// Before the run, which may take hours.
+std::ofstream open_ids(const std::string& path) {
   std::ofstream out(path);
+  if (!out) throw BadInput(fmt::format("--ids {}: cannot be written", path));
+  return out;
+}
+
+void write_ids(std::ofstream& out, const std::string& path, const std::vector<Question>& questions,
+               const std::vector<Answer>& answers) {
   for (size_t i = 0; i < questions.size(); ++i) {
     out << Json{{"id", questions[i].id}, {"task", questions[i].task}, {"output_ids", answers[i].ids}}.dump() << '\n';
   }
@@ -183,13 +234,15 @@ void run(EvalArgs& args) {
   resolve_model(args.engine.model);
   const text::Tokenizer tokenizer = text::Tokenizer::load(args.engine.model);
   const std::vector<Question> questions = read_questions(args, tokenizer);
+  std::ofstream ids;
+  if (!args.ids_out.empty()) ids = open_ids(args.ids_out);
+  std::vector<Answer> answers(questions.size());  // outlives the engine, whose thread fills it
   engine::Engine engine(engine_options(args, questions));
-  std::vector<Answer> answers(questions.size());
   const double seconds = ask(engine, questions, answers);
   const std::map<std::string, Tally> tasks = judge(questions, answers, tokenizer);
   Tally all;
   for (const auto& [name, t] : tasks) all.add(t);
-  if (!args.ids_out.empty()) write_ids(args.ids_out, questions, answers);
+  if (!args.ids_out.empty()) write_ids(ids, args.ids_out, questions, answers);
   const double tokens_per_s = static_cast<double>(all.emitted + all.n) / seconds;
   const bool drafted = args.engine.draft.has_value();
   if (args.json) {
@@ -206,12 +259,13 @@ void add_eval(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("eval", "Accuracy, accept length and throughput on a set of questions (greedy)");
   add_engine_flags(*sub, args->engine);
   sub->add_option("--data", args->data, "Questions, one JSON object a line: messages or prompt_ids, and answer")
-      ->required();
+      ->required()
+      ->check(not_empty());
   sub->add_option("--concurrency", args->concurrency, "Questions that run at once (default 8)")
       ->check(CLI::Range(1, 65536));
   sub->add_option("--limit", args->limit, "Only the first N questions; 0 (default): all")
-      ->check(CLI::NonNegativeNumber);
-  sub->add_option("--ids", args->ids_out, "Write the generated ids of every question to this file");
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+  sub->add_option("--ids", args->ids_out, "Write the generated ids of every question to this file")->check(not_empty());
   sub->add_flag("--json", args->json, "Print one JSON object");
   sub->callback([args] { run(*args); });
 }

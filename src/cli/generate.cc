@@ -4,9 +4,11 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <condition_variable>
 #include <cstdio>
 #include <deque>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -62,6 +64,9 @@ class Events {
 std::string read_all(const std::string& file) {
   std::ifstream opened;
   if (file != "-") {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(file, ignored))
+      throw BadInput(fmt::format("--chat {}: it is a folder; it must be a file", file));
     opened.open(file, std::ios::binary);
     if (!opened) throw BadInput(fmt::format("--chat {}: cannot be read", file));
   }
@@ -102,15 +107,19 @@ class Printer {
       switch_to(false);
       write(fmt::format("{}{}({})", began_ ? "\n" : "", call.name, call.arguments));
     }
-    std::fflush(stdout);
+    flush();
   }
   void end() {
     if (reasoning_ && terminal_) write("\033[0m");
     write("\n");
-    std::fflush(stdout);
+    flush();
   }
 
  private:
+  // A reader that is gone or a full disk ends the work.
+  static void flush() {
+    if (std::fflush(stdout) != 0) throw Failure("standard output cannot be written");
+  }
   void switch_to(bool reasoning) {
     if (reasoning == reasoning_) return;
     reasoning_ = reasoning;
@@ -153,14 +162,22 @@ engine::Request make_request(const GenerateFlags& flags, const engine::Engine& e
   return request;
 }
 
+// CLI11 would wrap a negative number and cut a large one.
+std::string not_whole(const std::string& text) {
+  uint64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && stop == end ? "" : fmt::format("{} is not a whole number from 0 to 2^64 - 1", text);
+}
+
 void run(GenerateFlags& flags) {
   spdlog::set_level(spdlog::level::warn);  // the terminal belongs to the answer
   resolve_model(flags.engine.model);
   const text::ChatRequest chat = read_chat(flags);
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.engine.model);
   flags.engine.max_running = 1;
+  Events events;  // outlives the engine, whose thread fills it
   engine::Engine engine(flags.engine);
-  Events events;
   engine::Request request = make_request(flags, engine, tokenizer, chat);
   request.on_output = [&events](const engine::Output& output) { events.put(output); };
   engine.submit(std::move(request));
@@ -190,16 +207,19 @@ void add_generate(CLI::App& app) {
   add_engine_flags(*command, flags->engine);
   CLI::Option_group* source = command->add_option_group("input");
   source->add_option("--prompt", flags->prompt, "One user message");
-  source->add_option("--chat", flags->chat_file,
-                     "A JSON file of messages, or of a chat completion's body (-: standard input)");
+  source
+      ->add_option("--chat", flags->chat_file,
+                   "A JSON file of messages, or of a chat completion's body (-: standard input)")
+      ->check(not_empty());
   source->require_option(1);
   command->add_option("--max-tokens", flags->max_tokens, "Most tokens to generate; what the context leaves if absent")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--temperature", flags->temperature, "0: always the likeliest token; the model's own if absent")
       ->check(CLI::Range(0.0, 2.0));
   command->add_option("--top-p", flags->top_p, "Share of the probability to sample from; the model's own if absent")
       ->check(CLI::Range(1e-6, 1.0));
-  command->add_option("--seed", flags->seed, "The same seed gives the same answer");
+  command->add_option("--seed", flags->seed, "The same seed gives the same answer")
+      ->check(CLI::Validator(not_whole, ""));
   command->add_flag("--no-thinking", flags->no_thinking, "Answer at once");
   command
       ->add_option("--effort", flags->effort,

@@ -11,6 +11,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/summary.h"
+#include "cli/engine_flags.h"
 
 namespace trireme::cli {
 namespace {
@@ -159,7 +160,7 @@ void add_inspect(CLI::App& app) {
   CLI::App* command = app.add_subcommand("inspect", "What a checkpoint holds: dimensions, parameters, formats, files");
   const auto dir = std::make_shared<std::string>();
   const auto json = std::make_shared<bool>(false);
-  command->add_option("dir", *dir, "Folder of the checkpoint")->required();
+  command->add_option("dir", *dir, "Folder of the checkpoint")->required()->check(not_empty());
   command->add_flag("--json", *json, "Print one JSON object");
   command->callback([dir, json] {
     const Checkpoint checkpoint = Checkpoint::open(*dir);

@@ -166,7 +166,8 @@ void run_prompt(Runner& runner, const LogitsFlags& flags, const TokenFile& file,
 void run(LogitsFlags& flags) {
   resolve_model(flags.model);
   const std::filesystem::path folder = flags.output.has_parent_path() ? flags.output.parent_path() : ".";
-  if (!std::filesystem::is_directory(folder) || std::filesystem::is_directory(flags.output)) {
+  const bool other = std::filesystem::exists(flags.output) && !std::filesystem::is_regular_file(flags.output);
+  if (!std::filesystem::is_directory(folder) || other) {
     throw BadInput(fmt::format("--output {}: must be a file in a folder that exists", flags.output.string()));
   }
   const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(flags.model);
@@ -200,11 +201,12 @@ void add_logits(CLI::App& app) {
   const auto flags = std::make_shared<LogitsFlags>();
   add_compute_flags(*command, flags->model, flags->precision, flags->isa, flags->threads);
   command->add_option("--tokens", flags->tokens, "Safetensors with prompt.<i>.tokens, or a JSON list of lists of ids")
-      ->required();
-  command->add_option("--output", flags->output, "The safetensors file to write")->required();
+      ->required()
+      ->check(not_empty());
+  command->add_option("--output", flags->output, "The safetensors file to write")->required()->check(not_empty());
   command->add_option("--greedy", flags->greedy, "Tokens to decode after each prompt")->check(CLI::Range(0, 1 << 20));
-  command->add_option("--trace", flags->trace,
-                      "Number of the prompt whose inside is written too; it runs in one piece");
+  command->add_option("--trace", flags->trace, "Number of the prompt whose inside is written too; it runs in one piece")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   command->add_option("--chunk", flags->chunk, "Tokens of a prompt a pass takes at most (default 512)")
       ->check(CLI::Range(1, 1 << 20));
   command->callback([flags] { run(*flags); });

@@ -81,28 +81,33 @@ void add_serve(CLI::App& app) {
   const auto options = std::make_shared<serve::ServerOptions>();
   const auto log_level = std::make_shared<std::string>("info");
   options->http.port = 8000;
-  command->add_option("--host", options->http.host,
-                      "Address to listen on (default 127.0.0.1: this machine only; 0.0.0.0: everyone)");
+  command
+      ->add_option("--host", options->http.host,
+                   "Address to listen on (default 127.0.0.1: this machine only; 0.0.0.0: everyone)")
+      ->check(not_empty());
   command->add_option("--port", options->http.port, "Port (default 8000; 0: any free one)")
       ->check(CLI::Range(0, 65535));
-  command->add_option("--served-model-name", options->model_name,
-                      "What clients call the model; the folder's name if absent");
+  command
+      ->add_option("--served-model-name", options->model_name,
+                   "What clients call the model; the folder's name if absent")
+      ->check(not_empty());
   command
       ->add_option("--api-key", options->api_key,
                    "Ask for this key (Authorization: Bearer KEY) on all but /health, /metrics, /version")
-      ->envname("TRIREME_API_KEY");
+      ->envname("TRIREME_API_KEY")
+      ->check(not_empty());
   add_engine_flags(*command, options->engine);
   command->add_option("--max-running", options->engine.max_running, "Requests that run at once (default 64)")
       ->check(CLI::Range(1, 65536));
   command
       ->add_option("--max-tokens", options->engine.max_tokens,
                    "Tokens that the cache holds; 0 (default): as --max-running needs")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   command->add_option("--chunk-tokens", options->engine.chunk_tokens, "Most prompt tokens in one step (default 512)")
       ->check(CLI::Range(1, 1 << 20));
   command
       ->add_option("--max-queue", options->engine.max_queue, "Waiting requests; more are answered 429 (default 1024)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--log-level", *log_level, "debug, info (default), warning, error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   command->callback([options, log_level] { run(*options, *log_level); });

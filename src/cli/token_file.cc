@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "checkpoint/safetensors.h"
+#include "text/json_text.h"
 
 namespace trireme::cli {
 namespace {
@@ -37,6 +38,8 @@ class Reader {
   Reader(const std::filesystem::path& path, int64_t vocabulary) : path_(path), vocabulary_(vocabulary) {}
 
   TokenFile read() {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path_, ignored)) fail("is a folder; it must be a file");
     std::ifstream in(path_, std::ios::binary);
     if (!in) fail("cannot be read");
     std::string start(9, '\0');
@@ -91,8 +94,8 @@ class Reader {
   }
 
   void read_json(const std::string& text) {
-    const json list = json::parse(text, nullptr, false);
-    if (list.is_discarded()) fail("is neither a safetensors file nor JSON");
+    if (!text::is_json(text)) fail("is neither a safetensors file nor JSON");
+    const json list = json::parse(text);
     if (!list.is_array()) fail("the JSON must be a list of lists of token ids");
     for (size_t i = 0; i < list.size(); ++i) {
       if (!list[i].is_array()) fail(fmt::format("prompt {} is not a list of token ids", i));

@@ -28,12 +28,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Listener = std::function<void(const Output&)>;
 
+constexpr int64_t kMostTokens = int64_t{1} << 40;  // their bytes still fit into an int64_t
+
 void check_options(const EngineOptions& o) {
   if (o.threads < 0)
     throw BadInput(fmt::format("threads is {}; it must be at least 1, or 0 for one a core", o.threads));
   if (o.max_running < 1) throw BadInput(fmt::format("max_running is {}; it must be at least 1", o.max_running));
-  if (o.max_tokens < 0)
-    throw BadInput(fmt::format("max_tokens is {}; it must be at least 1, or 0 to derive it", o.max_tokens));
+  if (o.max_tokens < 0 || o.max_tokens > kMostTokens) {
+    throw BadInput(
+        fmt::format("max_tokens is {}; it must be from 1 to {}, or 0 to derive it", o.max_tokens, kMostTokens));
+  }
   if (o.gamma < 1) throw BadInput(fmt::format("gamma is {}; it must be at least 1", o.gamma));
 }
 

@@ -3,6 +3,8 @@
 // only leads to reports, not to faults.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 #pragma GCC diagnostic ignored "-Wtsan"
+// With sanitizers it also takes Beast's empty optionals for uninitialized ones.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 #include "serve/http_connection.h"
 
@@ -56,6 +58,15 @@ std::string status_line(int status) {
 }
 
 std::string text_of(boost::beast::string_view view) { return {view.data(), view.size()}; }
+
+// The path of a target: clients behind a proxy put scheme and host before it ("http://host:8000/health").
+std::string path_of(std::string target) {
+  target.resize(std::min(target.find_first_of("?#"), target.size()));
+  const size_t scheme = target.starts_with('/') ? std::string::npos : target.find("://");
+  if (scheme == std::string::npos) return target;
+  const size_t slash = target.find('/', scheme + 3);
+  return slash == std::string::npos ? "/" : target.substr(slash);
+}
 
 }  // namespace
 
@@ -146,12 +157,16 @@ awaitable<bool> Connection::serve_one() {
   if (!error) {
     const auto& message = parser.get();
     request.method = text_of(message.method_string());
-    request.path = text_of(message.target());
-    request.path = request.path.substr(0, request.path.find_first_of("?#"));
+    request.path = path_of(text_of(message.target()));
     request.authorization = text_of(message[http::field::authorization]);
     head.keep_alive = message.keep_alive();
     head.chunked = message.version() >= 11;
     head.no_body = message.method() == http::verb::head;
+    // Only chunks mark a body's end; the bytes of another coding would be taken for the next request.
+    if (message.count(http::field::transfer_encoding) > 0 && !parser.chunked()) {
+      co_await refuse(501, "of the transfer encodings only chunked is supported");
+      co_return false;
+    }
     const bool has_body = !parser.is_done();
     if (auto answer = context_.handler.screen(request)) {
       // A body that nobody reads cannot be told from the next request.

@@ -45,6 +45,9 @@ std::string range_words(int64_t low, int64_t high) {
 
 Json parse_body(std::string_view body) {
   check_size(body);
+  // The parser takes a NUL byte for the end and would not look at what follows.
+  if (const size_t nul = body.find('\0'); nul != std::string_view::npos)
+    throw ApiError(400, fmt::format("body: not valid JSON: a NUL byte at offset {}", nul));
   Json value;
   try {
     value = Json::parse(body);
@@ -83,7 +86,8 @@ std::string kind_of(const Json& value) {
 }
 
 std::string shown(const Json& value) {
-  if (value.is_structured()) return kind_of(value);
+  if (value.is_structured())
+    return value.empty() ? (value.is_array() ? "an empty array" : "an empty object") : kind_of(value);
   const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   return text.size() <= 40 ? text : kind_of(value);
 }

@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <random>
 #include <set>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "serve/chat_fields.h"
 #include "serve/json_fields.h"
 
@@ -174,9 +173,8 @@ std::vector<Prompt> read_prompts(const Fields& fields, const RequestLimits& limi
 SamplingDefaults read_sampling_defaults(const std::filesystem::path& dir) {
   SamplingDefaults defaults;
   const std::filesystem::path file = dir / "generation_config.json";
-  std::ifstream in(file, std::ios::binary);
-  if (!in) return defaults;
-  const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  if (!has_entry(file)) return defaults;
+  const std::string text = read_text_file(file, 1 << 20);
   try {
     const Json json = parse_body(text);
     const Fields fields(json, "");

@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
-#include <iterator>
-
 #include "base/error.h"
+#include "base/file.h"
 #include "text/split.h"
 #include "text/utf8.h"
 
@@ -13,13 +11,7 @@ namespace trireme::text {
 
 namespace {
 
-std::optional<std::string> read_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return std::nullopt;
-  std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (file.bad()) throw Failure(path.string() + ": reading failed");
-  return bytes;
-}
+constexpr int64_t kMaxFileBytes = int64_t{256} << 20;  // K3's own ranks have 3 MB
 
 }  // namespace
 
@@ -51,11 +43,17 @@ struct Tokenizer::State {
 };
 
 Tokenizer Tokenizer::load(const std::filesystem::path& dir) {
-  const std::optional<std::string> ranks = read_file(dir / "tiktoken.model");
-  if (!ranks)
-    throw BadInput(fmt::format("{}: cannot be read; a model directory needs its tokenizer there",
-                               (dir / "tiktoken.model").string()));
-  return parse(*ranks, read_file(dir / "tokenizer_config.json").value_or(""), dir.string());
+  const std::filesystem::path ranks = dir / "tiktoken.model";
+  const std::filesystem::path config = dir / "tokenizer_config.json";
+  if (!has_entry(ranks))
+    throw BadInput(
+        fmt::format("{}: there is no such file; a model's folder needs its tokenizer there", ranks.string()));
+  std::string config_json;
+  if (has_entry(config)) {
+    config_json = read_text_file(config, kMaxFileBytes);
+    if (config_json.empty()) throw BadInput(fmt::format("{}: it is empty; it must be a JSON object", config.string()));
+  }
+  return parse(read_text_file(ranks, kMaxFileBytes), config_json, dir.string());
 }
 
 Tokenizer Tokenizer::parse(std::string_view ranks, std::string_view config_json, const std::string& where) {
