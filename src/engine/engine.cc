@@ -343,8 +343,10 @@ EngineStats Engine::stats() const {
   const State& s = *state_;
   const std::lock_guard lock(s.mutex);
   EngineStats stats = s.counters;
-  stats.running = s.scheduler.running();
   stats.waiting = s.scheduler.waiting();
+  // A request whose last event is not out yet counts as running, so that whoever sees the engine idle sees every
+  // request counted.
+  stats.running = static_cast<int64_t>(s.listeners.size()) - stats.waiting;
   stats.retractions = s.scheduler.retractions();
   stats.pages_total = s.machine.pools.pages().total();
   stats.pages_free = s.machine.pools.pages().free();
