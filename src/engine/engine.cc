@@ -101,6 +101,7 @@ struct Engine::State {
   Scheduler scheduler;
   std::map<RequestId, std::shared_ptr<Listener>> listeners;  // of requests whose last event was not delivered yet
   RequestId next_id = 1;
+  std::vector<SchedulerEvent> events;  // counted, not delivered yet
   bool stopping = false;
   bool news = false;
   std::string dead;  // why the loop ended for good; empty while it runs
@@ -124,6 +125,7 @@ struct Engine::State {
     StepOutput none;
     deliver(lock, {}, none);
   }
+  void collect();
   void count(const SchedulerEvent& event);
   void check_idle_pools() const;
   void give_up(std::unique_lock<std::mutex>& lock, const std::string& reason);
@@ -214,13 +216,12 @@ StepOutput Engine::State::run_step(const StepPlan& plan, std::span<const Sequenc
 
 // Tells the listeners what the scheduler reports; `step` has the tokens of this round.
 void Engine::State::deliver(std::unique_lock<std::mutex>& lock, const StepPlan& plan, StepOutput& step) {
-  std::vector<SchedulerEvent> events = scheduler.take_events();
+  collect();
   if (events.empty()) return;
   std::map<RequestId, size_t> entry_of;
   for (size_t i = 0; i < plan.entries.size(); ++i) entry_of[plan.entries[i].id] = i;
   std::vector<std::pair<std::shared_ptr<Listener>, Output>> outputs;
-  for (SchedulerEvent& event : events) {
-    count(event);
+  for (SchedulerEvent& event : std::exchange(events, {})) {
     Output output{event.id, {}, event.finish, std::move(event.error)};
     if (event.tokens > 0) output.tokens = std::move(step.tokens[entry_of.at(event.id)]);
     outputs.emplace_back(listeners.at(event.id), std::move(output));
@@ -241,6 +242,15 @@ void Engine::State::deliver(std::unique_lock<std::mutex>& lock, const StepPlan& 
   outputs.clear();  // what a listener holds is destroyed without the lock
   lock.lock();
   if (listeners.empty()) quiet.notify_all();
+}
+
+// Takes over what the scheduler reports. Called under the lock that the change was made under, so that whoever sees
+// pages and slots back sees the request counted.
+void Engine::State::collect() {
+  for (SchedulerEvent& event : scheduler.take_events()) {
+    count(event);
+    events.push_back(std::move(event));
+  }
 }
 
 void Engine::State::count(const SchedulerEvent& event) {
@@ -334,6 +344,7 @@ void Engine::cancel(RequestId id) {
   {
     const std::lock_guard lock(state_->mutex);
     state_->scheduler.cancel(id);
+    state_->collect();
     state_->news = true;
   }
   state_->work.notify_one();
@@ -343,10 +354,8 @@ EngineStats Engine::stats() const {
   const State& s = *state_;
   const std::lock_guard lock(s.mutex);
   EngineStats stats = s.counters;
+  stats.running = s.scheduler.running();
   stats.waiting = s.scheduler.waiting();
-  // A request whose last event is not out yet counts as running, so that whoever sees the engine idle sees every
-  // request counted.
-  stats.running = static_cast<int64_t>(s.listeners.size()) - stats.waiting;
   stats.retractions = s.scheduler.retractions();
   stats.pages_total = s.machine.pools.pages().total();
   stats.pages_free = s.machine.pools.pages().free();

@@ -17,7 +17,8 @@ struct QuantizationError {
 };
 
 // Quantises `rows` rows (at most 128: one row of blocks; fewer at the ragged end) of `cols` values, row-major:
-//   scale = max|value| / 448 over the block, 1 for a block of zeros;  code = e4m3(value / scale), ties to even.
+//   scale = max|value| / 448 over the block, 1 for a block of zeros;  code = e4m3(value / scale), ties to even,
+// both quotients in float32.
 // `codes` holds rows * cols, `scales` ceil(cols / 128).
 QuantizationError quantize_fp8_rows(std::span<const float> values, int64_t rows, int64_t cols, std::span<uint8_t> codes,
                                     std::span<float> scales);

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <functional>
 
+#include "checkpoint/json_reader.h"
 #include "checkpoint/names.h"
 #include "checkpoint/tiny.h"
 
@@ -206,6 +208,25 @@ TEST(Config, TextThatIsNoConfig) {
   for (const char* text : {"", "[]", "{", "nul", "{\"a\":1,\"a\":2}", "\xff", "3"}) {
     EXPECT_EQ(bad_input([&] { parse_config(text, "c.json"); }).rfind("c.json", 0), 0U) << text;
   }
+}
+
+// The JSON parser would stop at the NUL byte and take what is before it.
+TEST(Config, NothingMayHideBehindANulByte) {
+  const std::string text = std::string("{\"a\": 1}") + '\0' + "{";
+  EXPECT_NE(
+      testing::bad_input([&] { (void)parse_json_object(text, "x.json"); }).find("x.json: it is not valid JSON: a NUL"),
+      std::string::npos);
+}
+
+// What is there but unusable is not the same as absent.
+TEST(Config, ABrokenGenerationConfigIsRefused) {
+  const testing::TemporaryFolder folder;
+  std::filesystem::copy_file(std::string(TRIREME_SOURCE_DIR) + "/models/k3-nano/config.json",
+                             folder.path() / "config.json");
+  EXPECT_NO_THROW((void)read_config(folder.path()));
+  std::filesystem::create_symlink("nowhere", folder.path() / "generation_config.json");
+  EXPECT_NE(testing::bad_input([&] { (void)read_config(folder.path()); }).find("generation_config.json"),
+            std::string::npos);
 }
 
 TEST(Names, SpellingsOfOneTensor) {

@@ -1,6 +1,7 @@
 #include "checkpoint/safetensors.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "checkpoint/tiny.h"
 
@@ -153,6 +154,33 @@ TEST(Safetensors, FilesThatCannotBeMapped) {
   for (const char* name : {"absent.safetensors", "short.safetensors", "."}) {
     EXPECT_NE(bad_input([&] { SafetensorsFile file(folder.path() / name); }).find(name), std::string::npos);
   }
+}
+
+// A pipe without a writer must not be waited for.
+TEST(Safetensors, PipesAreRefused) {
+  const TemporaryFolder folder;
+  const auto pipe = folder.path() / "pipe.safetensors";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_NE(bad_input([&] { SafetensorsFile file(pipe); }).find("it is not a regular file"), std::string::npos);
+}
+
+// A rename onto a device, which root is allowed, would put a file in its place.
+TEST(Safetensors, WriterLeavesWhatIsNoFile) {
+  const TemporaryFolder folder;
+  const auto pipe = folder.path() / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::filesystem::create_symlink("pipe", folder.path() / "link");
+  for (const char* name : {"pipe", "link"}) {
+    const auto write = [&] { write_safetensors(folder.path() / name, std::vector<TensorToWrite>{}); };
+    EXPECT_NE(bad_input(write).find("not a regular file"), std::string::npos) << name;
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.path() / "link"));
+  const auto count = [&] {
+    const std::filesystem::directory_iterator entries(folder.path());
+    return std::distance(begin(entries), end(entries));
+  };
+  EXPECT_EQ(count(), 2);  // no ".part" either
 }
 
 // Third-party files with a scalar, an empty tensor, four dimensions and quotes in a name.

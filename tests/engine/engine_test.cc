@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -22,6 +23,15 @@ std::string refusal(Engine& engine, std::vector<int32_t> prompt, SamplingParams 
     return e.what();
   }
   return "";
+}
+
+// The count of pages must not overflow.
+TEST(Engine, RefusesMoreTokensThanCanBeCounted) {
+  EngineOptions options = nano_options();
+  for (const int64_t tokens : {std::numeric_limits<int64_t>::max(), (int64_t{1} << 40) + 1, int64_t{-1}}) {
+    options.max_tokens = tokens;
+    EXPECT_THROW(Engine engine(options), BadInput) << tokens;
+  }
 }
 
 TEST(Engine, RefusesWhatCanNeverRun) {
@@ -83,6 +93,24 @@ TEST(Engine, CancelGivesEverythingBackWithinAStep) {
   EXPECT_TRUE(prefilling.heard->ids().empty());
   engine.cancel(decoding.id);
   EXPECT_EQ(engine.stats().cancelled, 2);
+}
+
+// Whoever sees nothing running must see every request counted, and a caller that has its whole answer must not see it
+// running.
+TEST(Engine, StatisticsAgreeAtEveryMoment) {
+  Engine engine(nano_options());
+  for (uint64_t i = 0; i < 20; ++i) {
+    const Asked cut = ask(engine, random_prompt(i, 4), greedy(4000));
+    cut.heard->wait_tokens(1);
+    engine.cancel(cut.id);
+    EngineStats stats = engine.stats();
+    while (stats.running + stats.waiting > 0) stats = engine.stats();
+    EXPECT_EQ(stats.cancelled, static_cast<int64_t>(i) + 1);
+    const Asked whole = ask(engine, random_prompt(i, 4), greedy(1));
+    whole.heard->wait_end();
+    EXPECT_EQ(engine.stats().running, 0);
+    EXPECT_EQ(engine.stats().finished, static_cast<int64_t>(i) + 1);
+  }
 }
 
 TEST(Engine, AFullQueueIsRefusedAndRecovers) {

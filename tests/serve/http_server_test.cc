@@ -184,9 +184,23 @@ TEST_F(HttpServerTest, RefusesWhatIsTooLargeOrNoHttp) {
   EXPECT_EQ(status_of("POST /echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n"), 400);
   EXPECT_EQ(status_of("POST /echo HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), 400);
   EXPECT_EQ(status_of("POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), 400);
+  // Its body must not be taken for a second request.
+  EXPECT_EQ(status_of("POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nGET /echo HTTP/1.1\r\n\r\n"), 501);
   EXPECT_EQ(status_of(std::string("GET /\0x HTTP/1.1\r\n\r\n", 20)), 400);
   EXPECT_EQ(status_of("POST /refused HTTP/1.1\r\nContent-Length: 500\r\n\r\n" + std::string(500, 'x')), 404);
   EXPECT_EQ(application.abandoned, 0);
+}
+
+// Every server must take the form that clients use towards a proxy.
+TEST_F(HttpServerTest, TakesAbsoluteTargets) {
+  serve();
+  Client client(server->port());
+  const std::pair<const char*, const char*> targets[] = {{"http://127.0.0.1:80/echo?x=/y", "/echo"},
+                                                         {"http://host", "/"},
+                                                         {"http://host?x=/y", "/"},
+                                                         {"/a://b/c", "/a://b/c"},
+                                                         {"*", "*"}};
+  for (const auto& [target, path] : targets) EXPECT_EQ(client.get(target).headers.at("x-path"), path) << target;
 }
 
 TEST_F(HttpServerTest, GivesUpOnSlowRequests) {

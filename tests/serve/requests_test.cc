@@ -2,10 +2,14 @@
 #include "serve/requests.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <functional>
 #include <string>
 
+#include "base/error.h"
 #include "serve/json_fields.h"
 
 namespace trireme::serve {
@@ -61,6 +65,30 @@ TEST(Requests, RefusesMalformedBodies) {
   }
   const std::string with_nul = std::string("{\"a\": \"x") + '\0' + "\"}";
   EXPECT_THROW(parse_body(with_nul), ApiError);
+}
+
+// The JSON parser would stop at the NUL byte and take what is before it.
+TEST(Requests, NothingMayHideBehindANulByte) {
+  const std::string body = chat_with("\"n\":1") + std::string("\0]", 2);
+  try {
+    (void)parse_chat_completion(body, kLimits);
+    FAIL();
+  } catch (const ApiError& error) {
+    EXPECT_NE(std::string(error.what()).find("a NUL byte at offset"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Requests, AnUnusableGenerationConfigIsNotTheDefault) {
+  namespace fs = std::filesystem;
+  const fs::path dir = fs::path(::testing::TempDir()) / ("generation-config-" + std::to_string(getpid()));
+  fs::create_directories(dir);
+  EXPECT_EQ(read_sampling_defaults(dir).top_p, SamplingDefaults{}.top_p);
+  fs::create_symlink("nowhere", dir / "generation_config.json");
+  EXPECT_THROW((void)read_sampling_defaults(dir), BadInput);
+  fs::remove(dir / "generation_config.json");
+  ASSERT_EQ(mkfifo((dir / "generation_config.json").c_str(), 0600), 0);
+  EXPECT_THROW((void)read_sampling_defaults(dir), BadInput);
+  fs::remove_all(dir);
 }
 
 TEST(Requests, BoundsDepthAndWidth) {

@@ -1,8 +1,11 @@
 #include "text/tokenizer.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <random>
 
 #include "base/error.h"
@@ -213,6 +216,31 @@ TEST(Tokenizer, LoadNamesTheMissingFile) {
   } catch (const BadInput& error) {
     EXPECT_NE(std::string(error.what()).find("no-tokenizer-here/tiktoken.model"), std::string::npos) << error.what();
   }
+}
+
+TEST(Tokenizer, LoadRefusesWhatIsNoFile) {
+  namespace fs = std::filesystem;
+  const fs::path dir = fs::path(testing::TempDir()) / ("odd-tokenizer-" + std::to_string(getpid()));
+  fs::create_directories(dir);
+  const auto refusal = [&] {
+    try {
+      (void)Tokenizer::load(dir);
+    } catch (const BadInput& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing thrown");
+  };
+  ASSERT_EQ(mkfifo((dir / "tiktoken.model").c_str(), 0600), 0);  // would be waited for
+  EXPECT_EQ(refusal(), (dir / "tiktoken.model").string() + ": it is not a regular file");
+  fs::remove(dir / "tiktoken.model");
+  fs::create_directory(dir / "tiktoken.model");
+  EXPECT_EQ(refusal(), (dir / "tiktoken.model").string() + ": it is not a regular file");
+  fs::remove(dir / "tiktoken.model");
+  fs::copy_file(source_path("models/k3-nano/tiktoken.model"), dir / "tiktoken.model");
+  EXPECT_EQ(refusal(), "nothing thrown");
+  std::ofstream(dir / "tokenizer_config.json") << "";  // not the same as none
+  EXPECT_EQ(refusal(), (dir / "tokenizer_config.json").string() + ": it is empty; it must be a JSON object");
+  fs::remove_all(dir);
 }
 
 }  // namespace

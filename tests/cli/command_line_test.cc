@@ -1,0 +1,191 @@
+// The whole command line in a child process: exit status, what is said, what is written.
+#include "cli/command_line.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kNano = TRIREME_SOURCE_DIR "/models/k3-nano";
+
+struct Outcome {
+  int status = -1;  // negative: ended by a signal
+  std::string said;
+  std::string written;
+};
+
+std::string slurp(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+class CommandLineTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fs::create_directories(folder_ / "folder");
+    fs::current_path(folder_);
+  }
+  void TearDown() override {
+    fs::current_path("/");
+    fs::remove_all(folder_);
+  }
+
+  // `output` is where standard output goes; nullptr: nowhere, it is closed. A command that hangs is killed after 60 s.
+  static Outcome run(std::vector<std::string> arguments, const char* output = "out") {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(60);
+      close(STDIN_FILENO);
+      close(STDOUT_FILENO);
+      close(STDERR_FILENO);
+      (void)open("/dev/null", O_RDONLY);
+      if (output != nullptr) (void)open(output, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+      (void)dup2(open("err", O_WRONLY | O_CREAT | O_TRUNC, 0644), STDERR_FILENO);
+      if (output == nullptr) close(STDOUT_FILENO);
+      arguments.insert(arguments.begin(), "trireme");
+      std::vector<const char*> argv;
+      for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+      argv.push_back(nullptr);
+      _exit(run_command_line(static_cast<int>(arguments.size()), argv.data()));
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), slurp("err"), slurp("out")};
+  }
+  // Status 2 and one line that has `named`.
+  static void expect_refused(const std::vector<std::string>& arguments, const std::string& named) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.status, 2) << outcome.said;
+    EXPECT_NE(outcome.said.find(named), std::string::npos) << named << " is not in: " << outcome.said;
+    EXPECT_TRUE(outcome.said.starts_with("trireme: ")) << outcome.said;
+    EXPECT_EQ(outcome.said.find('\n'), outcome.said.size() - 1) << outcome.said;
+  }
+  static std::vector<std::string> eval(const std::string& line) {
+    std::ofstream("questions.jsonl") << line << "\n";
+    return {"eval", "--model", kNano, "--data", "questions.jsonl"};
+  }
+
+  fs::path folder_ = fs::temp_directory_path() / ("trireme-command-line-" + std::to_string(getpid()));
+};
+
+TEST_F(CommandLineTest, UnknownArgumentsAreNamedThoughOthersAreMissing) {
+  expect_refused({}, "subcommand");
+  expect_refused({"foo"}, "foo");
+  for (const char* command : {"serve", "generate", "logits", "eval", "bench", "inspect", "convert", "doctor"}) {
+    expect_refused({command, "--nope"}, "--nope");
+  }
+}
+
+// What a shell leaves of an unset variable must not mean the default: another model, no key, every address.
+TEST_F(CommandLineTest, EmptyValuesAreRefused) {
+  for (const char* flag : {"--model", "--draft", "--precision"})
+    expect_refused({"generate", "--prompt", "hi", flag, ""}, flag);
+  expect_refused({"generate", "--prompt", "hi", "--model", kNano, "--isa", ""}, "instruction set \"\"");
+  for (const char* flag : {"--host", "--api-key", "--served-model-name"}) {
+    expect_refused({"serve", "--port", "0", "--model", kNano, flag, ""}, flag);
+  }
+  expect_refused({"inspect", ""}, "dir");
+  expect_refused({"logits", "--tokens", "t", "--output", ""}, "--output");
+}
+
+TEST_F(CommandLineTest, NumbersOutOfRangeAreRefused) {
+  const std::vector<std::string> generate = {"generate", "--model", kNano, "--prompt", "hi", "--max-tokens", "1"};
+  const std::pair<const char*, const char*> flags[] = {{"--seed", "-1"},       {"--seed", "18446744073709551616"},
+                                                       {"--seed", "1.5"},      {"--threads", "-1"},
+                                                       {"--threads", "1025"},  {"--gamma", "0"},
+                                                       {"--precision", "foo"}, {"--max-tokens", "0"}};
+  for (const auto& [flag, value] : flags) {
+    std::vector<std::string> arguments = generate;
+    if (flag == std::string("--max-tokens")) arguments.resize(5);
+    arguments.insert(arguments.end(), {flag, value});
+    expect_refused(arguments, flag);
+    EXPECT_LT(slurp("err").size(), 200U) << slurp("err");
+  }
+  expect_refused({"serve", "--port", "0", "--max-tokens", "9223372036854775807"}, "--max-tokens");
+}
+
+TEST_F(CommandLineTest, FoldersAndDevicesInTheirPlaceAreNamed) {
+  expect_refused({"generate", "--model", kNano, "--chat", "folder"}, "--chat folder: it is a folder");
+  expect_refused({"logits", "--model", kNano, "--tokens", "folder", "--output", "o"}, "folder: is a folder");
+  expect_refused({"eval", "--model", kNano, "--data", "folder"}, "folder: cannot be read");
+  std::ofstream("ids.json") << "[[1]]";
+  ASSERT_EQ(mkfifo("pipe", 0600), 0);
+  expect_refused({"logits", "--model", kNano, "--tokens", "ids.json", "--output", "pipe"}, "--output pipe");
+  EXPECT_TRUE(fs::is_fifo("pipe"));
+  std::vector<std::string> ids = eval(R"({"prompt_ids":[1],"answer":"x"})");
+  ids.insert(ids.end(), {"--ids", "folder"});
+  expect_refused(ids, "--ids folder");
+}
+
+TEST_F(CommandLineTest, DeepJsonIsRefused) {
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  std::ofstream("deep.json") << "[[" << deep << "]]";
+  expect_refused({"logits", "--model", kNano, "--tokens", "deep.json", "--output", "o"}, "deep.json");
+  expect_refused({"generate", "--model", kNano, "--chat", "deep.json"}, "deep.json");
+  expect_refused(eval(R"({"prompt_ids":[1],"answer":[{"name":"f","arguments":)" + deep + "}]}"), "nested");
+}
+
+TEST_F(CommandLineTest, MalformedQuestionsAreNamed) {
+  const std::pair<const char*, const char*> lines[] = {
+      {"x", "not valid JSON"},
+      {"[]", "must be an object"},
+      {R"({"prompt_ids":[1]})", "answer"},
+      {R"({"answer":"x"})", "messages"},
+      {R"({"prompt_ids":[1.5],"answer":"x"})", "prompt_ids"},
+      {R"({"prompt_ids":[4294967297],"answer":"x"})", "prompt_ids"},
+      {R"({"prompt_ids":[true],"answer":"x"})", "prompt_ids"},
+      {R"({"prompt_ids":[2048],"answer":"x"})", "prompt_ids"},
+      {R"({"prompt_ids":[-1],"answer":"x"})", "prompt_ids"},
+      {R"({"prompt_ids":[],"answer":"x"})", "prompt_ids"},
+      {R"({"prompt_ids":[1],"answer":[{"name":"f"}]})", "answer"},
+      {R"({"messages":[{"role":"user","content":"a"}],"tools":5,"answer":"x"})", "tools"},
+      {R"({"messages":[{"role":"user","content":"a"}],"opts":{"response_format":5},"answer":"x"})", "response_format"},
+      {R"({"messages":[{"role":"user","content":"a"}],"opts":5,"answer":"x"})", "opts"}};
+  for (const auto& [line, named] : lines) {
+    expect_refused(eval(line), named);
+    EXPECT_NE(slurp("err").find("questions.jsonl:1: "), std::string::npos) << slurp("err");
+  }
+}
+
+// The engine's thread still writes into the first answer when the second question is refused.
+TEST_F(CommandLineTest, AQuestionThatCannotRunEndsTheOthers) {
+  std::string long_one = "1";
+  for (int i = 0; i < 4096; ++i) long_one += ",1";
+  const Outcome outcome = run(eval(R"({"prompt_ids":[1,2,3],"answer":"x"})"
+                                   "\n{\"id\":\"q2\",\"prompt_ids\":[" +
+                                   long_one + "],\"answer\":\"x\"}"));
+  EXPECT_EQ(outcome.status, 2) << outcome.said;
+  EXPECT_NE(outcome.said.find("trireme: question q2: prompt has 4097 tokens"), std::string::npos) << outcome.said;
+}
+
+TEST_F(CommandLineTest, LostOutputIsAFailure) {
+  const std::vector<std::string> commands[] = {
+      {"--help"},           {"--version"},      {"doctor"},
+      {"doctor", "--json"}, {"inspect", kNano}, {"generate", "--model", kNano, "--prompt", "hi", "--max-tokens", "2"}};
+  for (const auto& command : commands) {
+    const Outcome full = run(command, "/dev/full");
+    EXPECT_EQ(full.status, 1) << command[0] << ": " << full.said;
+    EXPECT_EQ(full.said, "trireme: standard output cannot be written\n") << command[0];
+    const Outcome closed = run(command, nullptr);
+    EXPECT_EQ(closed.status, 1) << command[0] << ": " << closed.said;
+    const Outcome good = run(command);
+    EXPECT_EQ(good.status, 0) << command[0] << ": " << good.said;
+    EXPECT_FALSE(good.written.empty()) << command[0];
+  }
+}
+
+}  // namespace
+}  // namespace trireme::cli
