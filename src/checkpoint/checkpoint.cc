@@ -23,10 +23,9 @@ struct Checkpoint::State {
     return found->second;
   }
 
-  std::span<const std::byte> bytes(const TensorPlace& place) const {
-    const SafetensorsFile& file = opened.files[static_cast<size_t>(place.file)];
-    read_ahead.want(place.file, file, place.info->begin, place.info->end);
-    return file.bytes(*place.info);
+  // Asks the kernel for the tensor's bytes and the ones that are needed next.
+  void want(const TensorPlace& place) const {
+    read_ahead.want(place.file, opened.files[static_cast<size_t>(place.file)], place.info->begin, place.info->end);
   }
 };
 
@@ -63,16 +62,37 @@ bool Checkpoint::has(std::string_view name) const {
   return state_->opened.weights.contains(std::string(name));
 }
 
-WeightView Checkpoint::weight(std::string_view name) const {
+WeightView Checkpoint::stored(std::string_view name) const {
   const OpenedWeight& found = state_->find(name);
-  WeightView view{found.format, found.rows, found.cols, state_->bytes(found.data), {}};
-  if (found.scales.info != nullptr) view.scales = state_->bytes(found.scales);
+  const auto bytes_of = [&](const TensorPlace& place) {
+    return state_->opened.files[static_cast<size_t>(place.file)].bytes(*place.info);
+  };
+  WeightView view;
+  view.format = found.format;
+  view.rows = found.rows;
+  view.cols = found.cols;
+  view.data = bytes_of(found.data);
+  if (found.scales.info != nullptr) view.scales = bytes_of(found.scales);
   const auto stored = static_cast<size_t>(weight_bytes(found.format, found.rows, found.cols)) - view.scales.size();
   view.data = view.data.first(stored);  // A_log is stored longer
-  if (const auto wrong = find_bad_code(view)) {
+  return view;
+}
+
+void Checkpoint::check(std::string_view name, const WeightView& part) const {
+  if (const auto wrong = find_bad_code(part)) {
+    const OpenedWeight& found = state_->find(name);
     throw BadInput(fmt::format(
         "{}: tensor {}: {}", state_->opened.files[static_cast<size_t>(found.data.file)].path().string(), name, *wrong));
   }
+}
+
+WeightView Checkpoint::weight(std::string_view name) const {
+  const OpenedWeight& found = state_->find(name);
+  for (const TensorPlace* place : {&found.data, &found.scales}) {
+    if (place->info != nullptr) state_->want(*place);
+  }
+  const WeightView view = stored(name);
+  check(name, view);
   return view;
 }
 

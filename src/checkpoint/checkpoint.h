@@ -57,6 +57,11 @@ class Checkpoint {
   WeightView weight(std::string_view name) const;
   bool has(std::string_view name) const;
 
+  // The same without reading or checking anything, for whoever needs a part of it or its format only; check() then reads
+  // the part (any rows of the view) and throws as weight() does.
+  WeightView stored(std::string_view name) const;
+  void check(std::string_view name, const WeightView& part) const;
+
   // A small tensor (norms, biases, scorers, convolutions) widened to float32. The same checks.
   std::vector<float> floats(std::string_view name) const;
 

@@ -13,9 +13,14 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "checkpoint/safetensors.h"
+#include "cli/deployment_flags.h"
 #include "cli/engine_flags.h"
 #include "cli/token_file.h"
+#include "comm/local.h"
+#include "comm/mpi.h"
 #include "engine/pools.h"
+#include "engine/rank_logits.h"
+#include "layout/deployment.h"
 #include "ledger/ledger.h"
 #include "model/model.h"
 #include "ops/select.h"
@@ -33,6 +38,9 @@ struct LogitsFlags {
   int64_t chunk = 512;
   int64_t greedy = 0;
   std::optional<int64_t> trace;
+  std::string deployment;  // file or name; empty: one rank
+  std::string instance;    // of the deployment; empty: its only one
+  bool check_collectives = false;
 };
 
 // Tensors of the output file, which own their bytes.
@@ -137,16 +145,21 @@ void write_trace(const model::Trace& trace, int64_t prompt, const std::vector<in
 }
 
 // Decodes `count` tokens, each the best of the row before (the first among equals).
-void decode(Runner& runner, int64_t prompt, int64_t count, std::vector<float> row, OutputFile& out) {
-  std::vector<int32_t> tokens;
-  std::vector<float> rows;
-  while (static_cast<int64_t>(tokens.size()) < count) {
-    rows.insert(rows.end(), row.begin(), row.end());
-    tokens.push_back(static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin()));
-    if (static_cast<int64_t>(tokens.size()) < count) runner.feed({&tokens.back(), 1}, 1, row.data());
+void decode(Runner& runner, int64_t count, std::vector<float> row, engine::PromptLogits& result) {
+  while (static_cast<int64_t>(result.greedy.size()) < count) {
+    result.greedy_logits.insert(result.greedy_logits.end(), row.begin(), row.end());
+    result.greedy.push_back(static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin()));
+    if (static_cast<int64_t>(result.greedy.size()) < count) runner.feed({&result.greedy.back(), 1}, 1, row.data());
   }
-  out.ids(fmt::format("prompt.{}.greedy_tokens", prompt), {count}, tokens);
-  out.floats(fmt::format("prompt.{}.greedy_logits", prompt), {count, static_cast<int64_t>(row.size())}, rows);
+}
+
+void write_prompt(int64_t prompt, const engine::PromptLogits& result, int64_t vocab, OutputFile& out) {
+  const auto rows = static_cast<int64_t>(result.logits.size()) / vocab;
+  out.floats(fmt::format("prompt.{}.logits", prompt), {rows, vocab}, result.logits);
+  const auto greedy = static_cast<int64_t>(result.greedy.size());
+  if (greedy == 0) return;
+  out.ids(fmt::format("prompt.{}.greedy_tokens", prompt), {greedy}, result.greedy);
+  out.floats(fmt::format("prompt.{}.greedy_logits", prompt), {greedy, vocab}, result.greedy_logits);
 }
 
 void run_prompt(Runner& runner, const LogitsFlags& flags, const TokenFile& file, int64_t prompt, int64_t vocab,
@@ -155,15 +168,52 @@ void run_prompt(Runner& runner, const LogitsFlags& flags, const TokenFile& file,
   const auto length = static_cast<int64_t>(tokens.size());
   const bool traced = flags.trace == prompt;
   model::Trace trace;
-  std::vector<float> logits(static_cast<size_t>(length * vocab));
+  engine::PromptLogits result;
+  result.logits.resize(static_cast<size_t>(length * vocab));
   runner.restart();
-  runner.feed(tokens, traced ? length : flags.chunk, logits.data(), traced ? &trace : nullptr);
-  out.floats(fmt::format("prompt.{}.logits", prompt), {length, vocab}, logits);
+  runner.feed(tokens, traced ? length : flags.chunk, result.logits.data(), traced ? &trace : nullptr);
   if (traced) write_trace(trace, prompt, file.state_layers, out);
-  if (flags.greedy > 0) decode(runner, prompt, flags.greedy, {logits.end() - vocab, logits.end()}, out);
+  decode(runner, flags.greedy, {result.logits.end() - vocab, result.logits.end()}, result);
+  write_prompt(prompt, result, vocab, out);
+}
+
+// The program of one rank; rank 0 writes the file.
+void run_rank(const LogitsFlags& flags, const TokenFile& file, const layout::Instance& instance, int64_t longest,
+              comm::World& world) {
+  engine::RankOptions options;
+  options.isa = flags.isa;
+  options.precision = flags.precision;
+  options.threads = flags.threads > 0 ? flags.threads : 1;  // ranks share the machine's cores
+  options.tokens = longest;
+  engine::Rank rank(flags.model, instance, options, world);
+  const auto results = engine::prompt_logits(rank, file.prompts, flags.chunk, flags.greedy);
+  if (world.rank() != 0) return;
+  OutputFile out;
+  for (const auto& [number, result] : results) write_prompt(number, result, rank.config().vocab, out);
+  out.write(flags.output);
+}
+
+void run_deployment(const LogitsFlags& flags, const TokenFile& file, const layout::Instance& instance,
+                    int64_t longest) {
+  const auto body = [&](comm::World& world) { run_rank(flags, file, instance, longest, world); };
+  if (comm::under_mpi()) {
+    if (comm::run_mpi(flags.check_collectives, body) != 0) throw Failure("a rank failed");
+    return;
+  }
+  comm::LocalOptions options;
+  options.checked = flags.check_collectives;
+  options.ranks_per_host = static_cast<int>(instance.ranks_per_host);
+  comm::run_local(static_cast<int>(instance.ranks()), options, body);
 }
 
 void run(LogitsFlags& flags) {
+  std::optional<layout::Instance> instance;
+  if (!flags.deployment.empty()) {
+    if (flags.trace) throw BadInput("--trace needs the whole model on one rank; leave --deployment out");
+    const layout::Deployment deployment = layout::read_deployment(flags.deployment);
+    if (flags.model.empty() && deployment.model) flags.model = *deployment.model;
+    instance = choose_instance(deployment, flags.instance);
+  }
   resolve_model(flags.model);
   const std::filesystem::path folder = flags.output.has_parent_path() ? flags.output.parent_path() : ".";
   const bool other = std::filesystem::exists(flags.output) && !std::filesystem::is_regular_file(flags.output);
@@ -185,6 +235,10 @@ void run(LogitsFlags& flags) {
                                  tokens.size(), flags.greedy, config.max_positions));
     }
     longest = std::max(longest, need);
+  }
+  if (instance) {
+    run_deployment(flags, file, layout::resolve(*instance, config), longest);
+    return;
   }
   ThreadPool pool(thread_count(flags.threads));
   const std::unique_ptr<ops::Ops> ops = ops::make_ops(flags.isa, flags.precision, pool);
@@ -209,6 +263,11 @@ void add_logits(CLI::App& app) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   command->add_option("--chunk", flags->chunk, "Tokens of a prompt a pass takes at most (default 512)")
       ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--deployment", flags->deployment, "Deployment file or built-in name: run on its ranks")
+      ->check(not_empty());
+  command->add_option("--instance", flags->instance, "Which instance of the deployment")->check(not_empty());
+  command->add_flag("--check-collectives", flags->check_collectives,
+                    "Compare every collective's shape between the ranks before it runs");
   command->callback([flags] { run(*flags); });
 }
 

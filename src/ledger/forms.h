@@ -6,7 +6,9 @@
 #include <string>
 
 #include "checkpoint/catalogue.h"
+#include "layout/share.h"
 #include "ops/ops.h"
+#include "tensor/weight.h"
 
 namespace trireme::ledger {
 
@@ -26,13 +28,18 @@ std::string weight_line(checkpoint::Group group);
 inline constexpr const char* kVectorLine = "weights.norms";
 inline constexpr const char* kDerivedLine = "weights.derived";
 inline constexpr const char* kHeadLine = "weights.head";
+inline constexpr const char* kShardLine = "weights.sharded";
+inline constexpr const char* kStagingLine = "weights.staging";
 inline constexpr const char* kPageLine = "pool.mla_pages";
 inline constexpr const char* kStateLine = "pool.kda_state";
 inline constexpr const char* kDraftLine = "weights.draft";
 inline constexpr const char* kDraftWindowLine = "pool.draft_windows";
 
-// Float32 elements that a tensor of form `vector` keeps. A_log may be stored padded; only one value a head counts.
-int64_t vector_elements(const checkpoint::CatalogueEntry& entry, const checkpoint::ModelConfig& config);
+// The format in which a slice of a stored matrix is packed: a cut through scale blocks along the inputs widens it.
+WeightFormat slice_format(const WeightView& stored, const layout::Slice& slice);
+
+// Bytes of one rank's block of a sharded matrix `stored`, and that of all other ranks (the last may use less of it).
+int64_t shard_block_bytes(const WeightView& stored, const layout::RankShare& share, const ops::Ops& ops);
 
 // Absorbed matrices are made in the format that activations have.
 WeightFormat derived_format(ops::Precision precision);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -25,11 +26,97 @@ struct Sum {
   int64_t tensors = 0;
 };
 
-int64_t absorbed_bytes(const checkpoint::MlaConfig& mla, const ops::Ops& ops) {
+// W_kc of the heads whose queries the rank computes, W_vc of its own heads.
+int64_t absorbed_bytes(const checkpoint::MlaConfig& mla, const layout::RankShare& share, const ops::Ops& ops) {
   const WeightFormat format = derived_format(ops.precision());
-  return mla.heads *
-         (ops.packed_bytes(format, mla.kv_lora, mla.nope) + ops.packed_bytes(format, mla.value, mla.kv_lora));
+  return mla.heads / share.query_heads.count * ops.packed_bytes(format, mla.kv_lora, mla.nope) +
+         mla.heads / share.heads.count * ops.packed_bytes(format, mla.value, mla.kv_lora);
 }
+
+// Adds up the weights of one rank, line by line.
+class Weights {
+ public:
+  Weights(const checkpoint::Checkpoint& checkpoint, const ops::Ops& ops, const layout::RankShare& share)
+      : checkpoint_(checkpoint), config_(checkpoint.config()), ops_(ops), share_(share) {
+    for (const checkpoint::CatalogueEntry& entry : checkpoint::catalogue(config_)) add(entry);
+    const bool last = share.layer_end < 0 || share.layer_end == config_.layers;
+    if (config_.tied_embeddings && last) {
+      const WeightView table = checkpoint.stored("embed_tokens");
+      const int64_t rows = layout::range_of(config_.vocab, share.vocab).size();
+      charge(kHeadLine, ops.packed_bytes(table.format, rows, table.cols));
+    }
+    if (share.weights.count > 1) {
+      int64_t largest = 0;
+      for (const auto& [layer, bytes] : shard_) largest = std::max(largest, bytes);
+      staging_ = largest * share.weights.count;
+      charge(kStagingLine, 2 * staging_);
+    }
+  }
+
+  std::vector<Line> lines() const {
+    std::vector<Line> lines;
+    for (const auto& [name, sum] : sums_) lines.push_back({name, sum.bytes, formula(name, sum)});
+    return lines;
+  }
+
+ private:
+  void charge(const std::string& line, int64_t bytes) {
+    sums_[line].bytes += bytes;
+    ++sums_[line].tensors;
+  }
+
+  void add(const checkpoint::CatalogueEntry& entry) {
+    const auto slice = layout::slice_of(entry, config_, share_);
+    if (!slice) return;
+    switch (form_of(entry)) {
+      case Form::table:
+        charge(weight_line(Group::embedding),
+               weight_bytes(checkpoint_.stored(entry.name).format, slice->rows, slice->cols));
+        break;
+      case Form::packed: {
+        const WeightView stored = checkpoint_.stored(entry.name);
+        if (layout::is_sharded(entry, share_)) {
+          const int64_t bytes = shard_block_bytes(stored, share_, ops_);
+          charge(kShardLine, bytes);
+          shard_[entry.layer] += bytes;
+        } else {
+          charge(weight_line(entry.group), ops_.packed_bytes(slice_format(stored, *slice), slice->rows, slice->cols));
+        }
+        break;
+      }
+      case Form::vector:
+        charge(kVectorLine, slice->rows * slice->cols * 4);
+        break;
+      case Form::absorbed:
+        charge(kDerivedLine, absorbed_bytes(config_.mla, share_, ops_));
+        break;
+      case Form::folded:
+        break;
+    }
+  }
+
+  std::string formula(const std::string& name, const Sum& sum) const {
+    if (name == kVectorLine) return fmt::format("{} norms, scorers, convolutions and biases in float32", sum.tensors);
+    if (name == weight_line(Group::embedding)) return "rows as stored";
+    if (name == kShardLine) return fmt::format("1/{} of {} matrices", share_.weights.count, sum.tensors);
+    if (name == kStagingLine) return fmt::format("2 buffers x {} B, the largest sharded layer", staging_);
+    if (name == kDerivedLine) {
+      return fmt::format("{} layers x ({} heads x W_kc {}x{} + {} heads x W_vc {}x{}) in {}", sum.tensors,
+                         config_.mla.heads / share_.query_heads.count, config_.mla.kv_lora, config_.mla.nope,
+                         config_.mla.heads / share_.heads.count, config_.mla.value, config_.mla.kv_lora,
+                         weight_format_name(derived_format(ops_.precision())));
+    }
+    return fmt::format("{} matrices as {} packs them", sum.tensors, ops_.name());
+  }
+
+  const checkpoint::Checkpoint& checkpoint_;
+  const checkpoint::ModelConfig& config_;
+  const ops::Ops& ops_;
+  const layout::RankShare& share_;
+  std::map<std::string, Sum> sums_;
+  std::map<int64_t, int64_t> shard_;  // bytes of the rank's blocks, by layer
+  int64_t staging_ = 0;               // bytes of one staging buffer
+};
 
 }  // namespace
 
@@ -66,11 +153,13 @@ std::string weight_line(Group group) {
   throw Failure("a tensor group without a line in the memory ledger");
 }
 
-int64_t vector_elements(const checkpoint::CatalogueEntry& entry, const checkpoint::ModelConfig& config) {
-  if (entry.name.ends_with("A_log")) return config.kda.heads;
-  int64_t count = 1;
-  for (const int64_t extent : entry.shape) count *= extent;
-  return count;
+WeightFormat slice_format(const WeightView& stored, const layout::Slice& slice) {
+  if (slice.cols == stored.cols) return stored.format;
+  return columns_format(stored.format, stored.cols, slice.col_begin, slice.cols);
+}
+
+int64_t shard_block_bytes(const WeightView& stored, const layout::RankShare& share, const ops::Ops& ops) {
+  return ops.packed_bytes(stored.format, layout::range_of(stored.rows, {0, share.weights.count}).size(), stored.cols);
 }
 
 WeightFormat derived_format(ops::Precision precision) {
@@ -102,60 +191,26 @@ const Line& Plan::line(const std::string& name) const {
   throw Failure(fmt::format("the memory plan has no line \"{}\"", name));
 }
 
-Plan plan_memory(const checkpoint::Checkpoint& checkpoint, const ops::Ops& ops, const PoolSizes& pools) {
-  const checkpoint::ModelConfig& config = checkpoint.config();
-  const int64_t kda_layers = layers_of(config, LayerKind::kda);
-  const int64_t mla_layers = layers_of(config, LayerKind::mla);
-  std::map<std::string, Sum> sums;
-  const auto charge = [&](const std::string& line, int64_t bytes) {
-    sums[line].bytes += bytes;
-    ++sums[line].tensors;
-  };
-  const auto packed = [&](const std::string& name) {
-    const WeightView w = checkpoint.weight(name);
-    return ops.packed_bytes(w.format, w.rows, w.cols);
-  };
-  for (const checkpoint::CatalogueEntry& entry : checkpoint::catalogue(config)) {
-    switch (form_of(entry)) {
-      case Form::table: {
-        const WeightView w = checkpoint.weight(entry.name);
-        charge(weight_line(Group::embedding), weight_bytes(w.format, w.rows, w.cols));
-        break;
-      }
-      case Form::packed:
-        charge(weight_line(entry.group), packed(entry.name));
-        break;
-      case Form::vector:
-        charge(kVectorLine, vector_elements(entry, config) * 4);
-        break;
-      case Form::absorbed:
-        charge(kDerivedLine, absorbed_bytes(config.mla, ops));
-        break;
-      case Form::folded:
-        break;
-    }
-  }
-  if (config.tied_embeddings) charge(kHeadLine, packed("embed_tokens"));
+checkpoint::ModelConfig pool_config(const checkpoint::ModelConfig& config, const layout::RankShare& share) {
+  checkpoint::ModelConfig part = layout::local_config(config, share);
+  const int64_t end = share.layer_end < 0 ? config.layers : share.layer_end;
+  part.kinds.assign(config.kinds.begin() + share.layer_begin, config.kinds.begin() + end);
+  part.layers = end - share.layer_begin;
+  return part;
+}
 
-  Plan plan;
-  for (const auto& [name, sum] : sums) {
-    std::string how = fmt::format("{} matrices as {} packs them", sum.tensors, ops.name());
-    if (name == kVectorLine) how = fmt::format("{} norms, scorers, convolutions and biases in float32", sum.tensors);
-    if (name == weight_line(Group::embedding)) how = "rows as stored";
-    if (name == kDerivedLine) {
-      how = fmt::format("{} layers x {} heads x (W_kc {}x{} + W_vc {}x{}) in {}", sum.tensors, config.mla.heads,
-                        config.mla.kv_lora, config.mla.nope, config.mla.value, config.mla.kv_lora,
-                        weight_format_name(derived_format(ops.precision())));
-    }
-    plan.lines.push_back({name, sum.bytes, std::move(how)});
-  }
+Plan plan_memory(const checkpoint::Checkpoint& checkpoint, const ops::Ops& ops, const PoolSizes& pools,
+                 const layout::RankShare& share) {
+  Plan plan{Weights(checkpoint, ops, share).lines()};
+  const checkpoint::ModelConfig config = pool_config(checkpoint.config(), share);
   const int64_t element = ops.precision() == ops::Precision::bf16 ? 2 : 4;
-  plan.lines.push_back({kPageLine, pools.pages * page_bytes(config, ops.precision()),
-                        fmt::format("{} pages x {} layers x {} tokens x {} x {} B", pools.pages, mla_layers,
-                                    ops::kPageTokens, config.mla.cache_width(), element)});
+  plan.lines.push_back(
+      {kPageLine, pools.pages * page_bytes(config, ops.precision()),
+       fmt::format("{} pages x {} layers x {} tokens x {} x {} B", pools.pages, layers_of(config, LayerKind::mla),
+                   ops::kPageTokens, config.mla.cache_width(), element)});
   plan.lines.push_back({kStateLine, pools.kda_slots * kda_slot_bytes(config),
                         fmt::format("{} slots x {} layers x ({} heads x {}x{} + {} taps x {}) x 4 B", pools.kda_slots,
-                                    kda_layers, config.kda.heads, config.kda.dim, config.kda.dim,
+                                    layers_of(config, LayerKind::kda), config.kda.heads, config.kda.dim, config.kda.dim,
                                     config.kda.conv_taps - 1, 3 * config.kda.width())});
   return plan;
 }

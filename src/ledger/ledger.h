@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "layout/share.h"
 #include "ops/ops.h"
 #include "tensor/buffer.h"
 
@@ -31,11 +32,15 @@ struct Plan {
   const Line& line(const std::string& name) const;  // throws Failure if there is none
 };
 
-// The lines for a whole model on one rank: weights as `ops` packs them (from the catalogue and the formats found in
-// `checkpoint`), and pools.
-Plan plan_memory(const checkpoint::Checkpoint& checkpoint, const ops::Ops& ops, const PoolSizes& pools);
+// The lines of one rank: the weights that `share` gives it, as `ops` packs them (from the catalogue and the formats
+// found in `checkpoint`), the two staging buffers of its weight shard, and its pools. Reads no tensor.
+Plan plan_memory(const checkpoint::Checkpoint& checkpoint, const ops::Ops& ops, const PoolSizes& pools,
+                 const layout::RankShare& share = {});
 
-// Bytes of one MLA page and of one KDA slot over all layers of the model.
+// The model as a rank's pools see it: its layers only, its heads only.
+checkpoint::ModelConfig pool_config(const checkpoint::ModelConfig& config, const layout::RankShare& share);
+
+// Bytes of one MLA page and of one KDA slot over all layers of `config` (a rank's pool_config).
 int64_t page_bytes(const checkpoint::ModelConfig& config, ops::Precision precision);
 int64_t kda_slot_bytes(const checkpoint::ModelConfig& config);
 

@@ -4,6 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include "model/projection.h"
+
 namespace trireme::model {
 namespace {
 
@@ -30,19 +32,22 @@ void shift_conv_state(const float* before, ConstRows raw, int64_t rows, int64_t 
 void project(const Pass& pass, const KdaWeights& w, ConstRows x, Rows raw, Rows z, Rows b, Rows gate) {
   const checkpoint::KdaConfig& c = pass.config.kda;
   const int64_t width = c.width();
-  pass.ops.linear(x, w.q, raw.columns(0, width));
-  pass.ops.linear(x, w.k, raw.columns(width, width));
-  pass.ops.linear(x, w.v, raw.columns(2 * width, width));
+  const Rows q = raw.columns(0, width);
+  const Rows k = raw.columns(width, width);
+  const Rows v = raw.columns(2 * width, width);
+  if (w.g) {
+    project(pass, x, {{w.q, q}, {w.k, k}, {w.v, v}, {*w.g, gate}});
+  } else {
+    project(pass, x, {{w.q, q}, {w.k, k}, {w.v, v}});
+  }
   const Workspace::Scope scope(pass.workspace);
   const Rows narrow = pass.workspace.rows(x.rows, c.dim);
   pass.ops.linear(x, w.f_a, narrow);
-  pass.ops.linear(narrow, w.f_b, z, ops::Output::f32);
+  project(pass, narrow, {{w.f_b, z}});
   pass.ops.linear(x, w.b, b, ops::Output::f32);
-  if (w.g) {
-    pass.ops.linear(x, *w.g, gate, ops::Output::f32);
-  } else {
+  if (!w.g) {
     pass.ops.linear(x, *w.g_a, narrow);
-    pass.ops.linear(narrow, *w.g_b, gate, ops::Output::f32);
+    project(pass, narrow, {{*w.g_b, gate}});
   }
 }
 
@@ -156,7 +161,7 @@ void kda_attention(const Pass& pass, const KdaWeights& w, int64_t index, ConstRo
     trace_state(pass, view);
   }
   pass.ops.gated_rms_norm(mixed, w.o_norm.data(), gate, c.dim, pass.config.eps, mixed);
-  pass.ops.linear(mixed, w.o, out, ops::Output::f32);
+  project(pass, mixed, {{w.o, out}});
 }
 
 void kda_replay(const Pass& pass, const ReplayRecord& record, int64_t index, std::span<const int64_t> accepted) {

@@ -2,35 +2,43 @@
 
 #include <algorithm>
 
+#include "model/expert_parallel.h"
+#include "model/projection.h"
+#include "model/row_exchange.h"
+#include "model/weight_shard.h"
+
 namespace trireme::model {
 namespace {
 
 // Rows that a dense MLP takes at a time: its intermediate rows are the widest of the model.
 constexpr int64_t kRowTile = 512;
 
+}  // namespace
+
 ops::Glu glu_of(const checkpoint::ModelConfig& config) {
   if (!config.situ) return {ops::Glu::Kind::swiglu, 0, 0};
   return {ops::Glu::Kind::situ, config.situ_beta, config.situ_linear_beta};
 }
 
-}  // namespace
-
 void dense_mlp(const Pass& pass, const MlpWeights& w, ConstRows x, Rows out) {
   const ops::Glu glu = glu_of(pass.config);
   const Workspace::Scope scope(pass.workspace);
-  const int64_t tile = std::min(kRowTile, x.rows);
+  // Where activations move, every rank of the shard calls project() once, whatever rows it has.
+  const bool moves = w.gate.block >= 0 && !pass.shard->gathered(w.gate.block);
+  const int64_t tile = moves ? x.rows : std::min(kRowTile, x.rows);
   const Rows gate_tile = pass.workspace.rows(tile, w.gate.rows);
   const Rows up_tile = pass.workspace.rows(tile, w.up.rows);
-  for (int64_t begin = 0; begin < x.rows; begin += kRowTile) {
-    const int64_t count = std::min(kRowTile, x.rows - begin);
-    const ConstRows in = x.row_range(begin, count);
+  int64_t first = 0;
+  do {
+    const int64_t count = std::min(tile, x.rows - first);
+    const ConstRows in = x.row_range(first, count);
     const Rows gate = gate_tile.row_range(0, count);
     const Rows up = up_tile.row_range(0, count);
-    pass.ops.linear(in, w.gate, gate, ops::Output::f32);
-    pass.ops.linear(in, w.up, up, ops::Output::f32);
+    project(pass, in, {{w.gate, gate}, {w.up, up}});
     pass.ops.glu(gate, up, glu, gate);
-    pass.ops.linear(gate, w.down, out.row_range(begin, count), ops::Output::f32);
-  }
+    project(pass, gate, {{w.down, out.row_range(first, count)}});
+    first += count;
+  } while (first < x.rows);
 }
 
 void moe_mlp(const Pass& pass, const MoeWeights& w, ConstRows x, Rows out) {
@@ -47,11 +55,20 @@ void moe_mlp(const Pass& pass, const MoeWeights& w, ConstRows x, Rows out) {
   ConstRows z = x;
   if (w.latent_down) {
     const Rows down = pass.workspace.rows(rows, width);
-    pass.ops.linear(x, *w.latent_down, down);
+    project(pass, x, {{*w.latent_down, down}});
     z = down;
   }
   const Rows sum = pass.workspace.rows(rows, width);
-  pass.ops.experts({z, ids.data(), weights.data(), c.top_k, w.experts, glu_of(pass.config), sum});
+  if (pass.parallel.experts == nullptr) {
+    pass.ops.experts({z, ids.data(), weights.data(), c.top_k, w.experts, glu_of(pass.config), sum});
+    if (w.shared) dense_mlp(pass, *w.shared, x, out);
+  } else {
+    // The shared expert runs while results travel back.
+    ExpertExchange exchange(pass, w, z, ids.data(), weights.data());
+    exchange.dispatch(*pass.side);
+    if (w.shared) dense_mlp(pass, *w.shared, x, out);
+    exchange.combine(sum);
+  }
   if (pass.trace) {
     pass.trace.stack("router_logits", logits);
     pass.trace.stack_ids("router_ids", ids.data(), rows, c.top_k);
@@ -63,13 +80,12 @@ void moe_mlp(const Pass& pass, const MoeWeights& w, ConstRows x, Rows out) {
   Rows routed = sum;
   if (w.latent_up) {
     routed = pass.workspace.rows(rows, pass.config.hidden);
-    pass.ops.linear(sum, *w.latent_up, routed, ops::Output::f32);
+    project(pass, sum, {{*w.latent_up, routed}});
   }
   if (w.shared) {
-    dense_mlp(pass, *w.shared, x, out);
     pass.ops.add(routed, out, out);
   } else {
-    for (int64_t t = 0; t < rows; ++t) std::copy_n(routed.row(t), routed.cols, out.row(t));
+    copy(routed, out);
   }
 }
 

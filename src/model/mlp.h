@@ -6,6 +6,8 @@
 
 namespace trireme::model {
 
+ops::Glu glu_of(const checkpoint::ModelConfig& config);
+
 // out = W_down glu(W_gate x, W_up x); x is the normed input [T, hidden].
 void dense_mlp(const Pass& pass, const MlpWeights& w, ConstRows x, Rows out);
 

@@ -3,27 +3,56 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <utility>
 #include <variant>
 
 #include "base/error.h"
+#include "ledger/forms.h"
 #include "model/attention_kda.h"
 #include "model/attention_mla.h"
 #include "model/mlp.h"
 #include "model/pass.h"
 #include "model/residual.h"
+#include "model/row_exchange.h"
+#include "model/vocab_parallel.h"
+#include "model/weight_shard.h"
 #include "model/weights.h"
 
 namespace trireme::model {
 
 struct Model::Weights {
-  Weights(const checkpoint::Checkpoint& checkpoint, const ops::Ops& the_ops, ledger::Account& account)
-      : config(checkpoint.config()), ops(the_ops), model(load_weights(checkpoint, the_ops, account)) {}
+  Weights(const checkpoint::Checkpoint& checkpoint, const ops::Ops& the_ops, ledger::Account& account,
+          Parallel the_parallel)
+      : config(checkpoint.config()),
+        local(layout::local_config(config, the_parallel.share)),
+        ops(the_ops),
+        parallel(std::move(the_parallel)),
+        model(load_weights(checkpoint, the_ops, account, parallel.share)) {
+    if (parallel.share.layer_end < 0) parallel.share.layer_end = config.layers;
+    for (int64_t l = parallel.share.layer_begin; l < parallel.share.layer_end; ++l) {
+      ++(config.kinds[static_cast<size_t>(l)] == checkpoint::LayerKind::kda ? kda_layers : mla_layers);
+    }
+    if (parallel.weights != nullptr) {
+      Buffer staging = account.take(ledger::kStagingLine, account.plan().line(ledger::kStagingLine).bytes);
+      shard = std::make_unique<WeightShard>(model.layers, ops, parallel, std::move(staging));
+    }
+    if (parallel.experts != nullptr) side = std::make_unique<comm::Stream>();
+  }
+
+  bool first_stage() const { return parallel.share.layer_begin == 0; }
+  bool last_stage() const { return parallel.share.layer_end == config.layers; }
 
   checkpoint::ModelConfig config;
+  checkpoint::ModelConfig local;  // heads are the rank's
   const ops::Ops& ops;
+  Parallel parallel;
   ModelWeights model;
+  int64_t kda_layers = 0;
+  int64_t mla_layers = 0;
+  std::unique_ptr<WeightShard> shard;
+  std::unique_ptr<comm::Stream> side;
   std::vector<int64_t> taps;
   std::mutex mutex;  // guards the workspace: one pass at a time
   Workspace workspace;
@@ -33,11 +62,10 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what) { throw BadInput("forward pass: " + what); }
 
-void check_segment(const Segment& s, size_t index, const checkpoint::ModelConfig& config) {
+void check_segment(const Segment& s, size_t index, bool has_mla, int64_t page_tokens) {
   if (s.rows < 1) refuse(fmt::format("segment {} has {} rows, it must have at least 1", index, s.rows));
   if (s.position < 0) refuse(fmt::format("segment {} starts at position {}", index, s.position));
-  const int64_t need = (s.position + s.rows + ops::kPageTokens - 1) / ops::kPageTokens;
-  const bool has_mla = std::count(config.kinds.begin(), config.kinds.end(), checkpoint::LayerKind::mla) > 0;
+  const int64_t need = (s.position + s.rows + page_tokens - 1) / page_tokens;
   if (has_mla && static_cast<int64_t>(s.pages.size()) < need) {
     refuse(fmt::format("segment {} ends at token {} and has {} pages, it needs {}", index, s.position + s.rows,
                        s.pages.size(), need));
@@ -52,7 +80,9 @@ void check_segment(const Segment& s, size_t index, const checkpoint::ModelConfig
   }
 }
 
-void check(const Batch& batch, const StateViews& states, const checkpoint::ModelConfig& config, bool traced) {
+// `states` has views of `kda_layers` and `mla_layers` layers in a fitting model.
+void check(const Batch& batch, const StateViews& states, const checkpoint::ModelConfig& config, int64_t kda_layers,
+           int64_t mla_layers, int64_t page_tokens, bool traced) {
   for (const int32_t token : batch.tokens) {
     if (token < 0 || token >= config.vocab) {
       throw BadInput(fmt::format("token {} is outside the vocabulary of {} entries", token, config.vocab));
@@ -60,7 +90,7 @@ void check(const Batch& batch, const StateViews& states, const checkpoint::Model
   }
   int64_t rows = 0;
   for (size_t i = 0; i < batch.segments.size(); ++i) {
-    check_segment(batch.segments[i], i, config);
+    check_segment(batch.segments[i], i, mla_layers > 0, page_tokens);
     rows += batch.segments[i].rows;
   }
   if (rows != batch.rows()) refuse(fmt::format("segments have {} rows, the batch has {} tokens", rows, batch.rows()));
@@ -70,9 +100,10 @@ void check(const Batch& batch, const StateViews& states, const checkpoint::Model
       refuse(fmt::format("logit row {} of a batch of {} rows; they must rise", row, rows));
     last = row;
   }
-  if (states.kda.size() + states.latent.size() != config.kinds.size()) {
-    refuse(fmt::format("state views for {} KDA and {} MLA layers, the model has {} layers", states.kda.size(),
-                       states.latent.size(), config.kinds.size()));
+  if (static_cast<int64_t>(states.kda.size()) != kda_layers ||
+      static_cast<int64_t>(states.latent.size()) != mla_layers) {
+    refuse(fmt::format("state views for {} KDA and {} MLA layers, the model has {} and {}", states.kda.size(),
+                       states.latent.size(), kda_layers, mla_layers));
   }
   if (traced &&
       (batch.segments.size() != 1 || batch.segments.front().position != 0 || !batch.segments.front().commit)) {
@@ -120,8 +151,11 @@ class Layers {
     const Rows mixed = pass_.workspace.rows(stream.prefix().rows, pass_.config.hidden);
     const Rows normed = pass_.workspace.rows(stream.prefix().rows, pass_.config.hidden);
     const Rows result = pass_.workspace.rows(stream.prefix().rows, pass_.config.hidden);
-    for (int64_t l = 0; l < pass_.config.layers; ++l) {
-      const LayerWeights& w = weights_.layers[static_cast<size_t>(l)];
+    const layout::RankShare& share = pass_.parallel.share;
+    for (int64_t l = share.layer_begin; l < share.layer_end; ++l) {
+      const auto index = static_cast<size_t>(l - share.layer_begin);
+      const LayerWeights& w = weights_.layers[index];
+      if (pass_.shard != nullptr) pass_.shard->enter_layer(index);
       const ConstRows x = stream.mix(w.attention_score, mixed);
       catch_tap(l - 1, x);
       pass_.trace.stack("attn_mix", x);
@@ -148,13 +182,15 @@ class Layers {
 
  private:
   void attention(int64_t layer, const LayerWeights& w, ConstRows x, Rows out) {
-    if (const auto* kda = std::get_if<KdaWeights>(&w.attention)) {
-      pass_.trace.list("kda_layers", layer);
-      kda_attention(pass_, *kda, kda_index_++, x, out);
-    } else {
-      pass_.trace.list("mla_layers", layer);
-      mla_attention(pass_, std::get<MlaWeights>(w.attention), mla_index_++, x, out);
-    }
+    over_attention_group(pass_, x, out, [&](ConstRows all, Rows partial) {
+      if (const auto* kda = std::get_if<KdaWeights>(&w.attention)) {
+        pass_.trace.list("kda_layers", layer);
+        kda_attention(pass_, *kda, kda_index_++, all, partial);
+      } else {
+        pass_.trace.list("mla_layers", layer);
+        mla_attention(pass_, std::get<MlaWeights>(w.attention), mla_index_++, all, partial);
+      }
+    });
   }
 
   void mlp(int64_t layer, const LayerWeights& w, ConstRows x, Rows out) {
@@ -162,7 +198,9 @@ class Layers {
       pass_.trace.list("moe_layers", layer);
       moe_mlp(pass_, *moe, x, out);
     } else {
-      dense_mlp(pass_, std::get<MlpWeights>(w.mlp), x, out);
+      over_attention_group(pass_, x, out, [&](ConstRows all, Rows partial) {
+        dense_mlp(pass_, std::get<MlpWeights>(w.mlp), all, partial);
+      });
     }
   }
 
@@ -176,16 +214,46 @@ class Layers {
 
 // Logits of the wanted rows only: the head is the largest product of a decode step.
 Matrix logits_of(const Pass& pass, const ModelWeights& weights, ConstRows mixed) {
-  const auto count = static_cast<int64_t>(pass.batch.logit_rows.size());
-  Matrix logits(count, pass.config.vocab);
   const Workspace::Scope scope(pass.workspace);
-  const Rows chosen = pass.workspace.rows(count, pass.config.hidden);
-  for (int64_t i = 0; i < count; ++i) {
-    std::copy_n(mixed.row(pass.batch.logit_rows[static_cast<size_t>(i)]), mixed.cols, chosen.row(i));
+  const Rows chosen = pass.workspace.rows(pass.shape.logit_rows, pass.config.hidden);
+  int64_t at = 0;
+  for (const int64_t row : pass.batch.logit_rows) {
+    const int64_t own = row - pass.shape.begin;
+    if (own >= 0 && own < pass.shape.rows) copy(mixed.row_range(own, 1), chosen.row_range(at++, 1));
   }
   pass.ops.rms_norm(chosen, weights.norm.data(), pass.config.eps, chosen);
-  pass.ops.linear(chosen, weights.head, logits.view(), ops::Output::f32);
-  return logits;
+  return vocab_logits(pass, weights.head, chosen);
+}
+
+// The rank's own block of the batch, and the sizes that the stage's ranks agree on.
+StepShape shape_of(const Batch& batch, const Parallel& parallel) {
+  const int64_t ranks = size_of(parallel.attention);
+  StepShape s;
+  s.batch_rows = batch.rows();
+  s.group_block = (s.batch_rows + ranks - 1) / ranks;
+  s.begin = std::min(rank_in(parallel.attention) * s.group_block, s.batch_rows);
+  s.rows = std::min(s.group_block, s.batch_rows - s.begin);
+  std::vector<int64_t> wanted(static_cast<size_t>(ranks), 0);
+  for (const int64_t row : batch.logit_rows) ++wanted[static_cast<size_t>(row / s.group_block)];
+  s.logit_rows = wanted[static_cast<size_t>(rank_in(parallel.attention))];
+  s.block = s.group_block;
+  s.logit_block = *std::max_element(wanted.begin(), wanted.end());
+  if (!parallel.several_batches) return s;
+  if (parallel.row_bound) {
+    if (s.block > *parallel.row_bound) {
+      throw BadInput(fmt::format("a step has {} rows a rank, row_bound allows {}", s.block, *parallel.row_bound));
+    }
+    s.block = s.logit_block = *parallel.row_bound;
+    return s;
+  }
+  const std::array<int32_t, 2> mine{static_cast<int32_t>(s.block), static_cast<int32_t>(s.logit_block)};
+  std::vector<int32_t> all(2 * static_cast<size_t>(parallel.stage->size()));
+  parallel.stage->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  for (size_t i = 0; i < all.size(); i += 2) {
+    s.block = std::max<int64_t>(s.block, all[i]);
+    s.logit_block = std::max<int64_t>(s.logit_block, all[i + 1]);
+  }
+  return s;
 }
 
 void trace_output(const Pass& pass, const ModelWeights& weights, const ResidualStream& stream, ConstRows mixed) {
@@ -199,8 +267,8 @@ void trace_output(const Pass& pass, const ModelWeights& weights, const ResidualS
 
 }  // namespace
 
-Model::Model(const checkpoint::Checkpoint& checkpoint, const ops::Ops& ops, ledger::Account& account)
-    : weights_(std::make_unique<Weights>(checkpoint, ops, account)) {}
+Model::Model(const checkpoint::Checkpoint& checkpoint, const ops::Ops& ops, ledger::Account& account, Parallel parallel)
+    : weights_(std::make_unique<Weights>(checkpoint, ops, account, std::move(parallel))) {}
 
 Model::~Model() = default;
 
@@ -216,26 +284,54 @@ void Model::set_taps(std::vector<int64_t> layers) {
   weights_->taps = std::move(layers);
 }
 
-ForwardOutput Model::forward(const Batch& batch, const StateViews& states, Trace* trace) const {
+ForwardOutput Model::forward(const Batch& batch, const StateViews& states, Trace* trace,
+                             const StageStream* before) const {
   Weights& w = *weights_;
-  check(batch, states, w.config, trace != nullptr);
+  const layout::RankShare& share = w.parallel.share;
+  check(batch, states, w.config, w.kda_layers, w.mla_layers, ops::kPageTokens * share.tokens.count, trace != nullptr);
+  if (trace != nullptr && (w.parallel.stage != nullptr || !w.first_stage() || !w.last_stage())) {
+    refuse("a trace needs the whole model on one rank");
+  }
   const std::lock_guard lock(w.mutex);
   const Workspace::Scope scope(w.workspace);
   const std::shared_ptr<ReplayRecord> replay = make_record(batch, states.kda.size());
-  const Pass pass{w.config, w.ops, batch, states, w.workspace, Recorder(trace), replay.get(), segments_of(batch)};
-
+  const StepShape shape = shape_of(batch, w.parallel);
   ForwardOutput output;
   output.replay = replay;
-  const Rows embedding = w.workspace.rows(batch.rows(), w.config.hidden);
-  w.ops.embed(batch.tokens, w.model.embedding, embedding);
-  pass.trace.single("embedding", embedding);
-  ResidualStream stream(pass, embedding);
+  if (shape.block == 0) {  // nobody in the stage has rows
+    output.logits = Matrix(0, w.config.vocab);
+    return output;
+  }
+  Pass pass{w.local, w.ops, batch, states, w.workspace, Recorder(trace), w.parallel};
+  pass.shape = shape;
+  pass.side = w.side.get();
+  pass.shard = w.shard.get();
+  pass.replay = replay.get();
+  pass.segments = segments_of(batch);
+  if (w.shard) w.shard->begin_step(shape.block);
+
+  const Rows start = w.workspace.rows(shape.rows, w.config.hidden);
+  std::vector<ConstRows> bank;
+  if (w.first_stage()) {
+    const std::span<const int32_t> tokens(batch.tokens);
+    embed_rows(pass, w.model.embedding,
+               tokens.subspan(static_cast<size_t>(shape.begin), static_cast<size_t>(shape.rows)), start);
+    pass.trace.single("embedding", start);
+  } else {
+    copy(before->prefix.view(), start);
+    for (const Matrix& row : before->bank) bank.push_back(row.view());
+  }
+  ResidualStream stream(pass, start, std::move(bank));
   Layers layers(pass, w.model, w.taps, output.taps);
   layers.run(stream);
-
+  if (!w.last_stage()) {
+    output.stream.prefix = copy_of(stream.prefix());
+    for (const ConstRows& row : stream.bank()) output.stream.bank.push_back(copy_of(row));
+    return output;
+  }
   const bool last_tap = std::find(w.taps.begin(), w.taps.end(), w.config.layers - 1) != w.taps.end();
-  if (batch.logit_rows.empty() && !last_tap && trace == nullptr) return output;
-  const ConstRows mixed = stream.mix(w.model.output_score, w.workspace.rows(batch.rows(), w.config.hidden));
+  if (shape.logit_block == 0 && !last_tap && trace == nullptr) return output;
+  const ConstRows mixed = stream.mix(w.model.output_score, w.workspace.rows(shape.rows, w.config.hidden));
   layers.catch_tap(w.config.layers - 1, mixed);
   if (trace != nullptr) trace_output(pass, w.model, stream, mixed);
   output.logits = logits_of(pass, w.model, mixed);
@@ -255,7 +351,7 @@ void Model::commit(const Batch& batch, const ReplayRecord& record, std::span<con
     }
   }
   const std::lock_guard lock(w.mutex);
-  const Pass pass{w.config, w.ops, batch, states, w.workspace, Recorder(nullptr)};
+  const Pass pass{w.local, w.ops, batch, states, w.workspace, Recorder(nullptr), w.parallel};
   for (size_t l = 0; l < record.layers.size(); ++l) kda_replay(pass, record, static_cast<int64_t>(l), accepted);
 }
 

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "checkpoint/config.h"
+#include "comm/stream.h"
 #include "model/batch.h"
+#include "model/parallel.h"
 #include "model/recorder.h"
 #include "model/replay.h"
 #include "model/workspace.h"
@@ -19,13 +21,19 @@
 
 namespace trireme::model {
 
+class WeightShard;
+
 struct Pass {
-  const checkpoint::ModelConfig& config;
+  const checkpoint::ModelConfig& config;  // heads are the rank's
   const ops::Ops& ops;
   const Batch& batch;
   const StateViews& states;
   Workspace& workspace;
   Recorder trace;
+  const Parallel& parallel;
+  StepShape shape = {};
+  comm::Stream* side = nullptr;                // set if experts are divided
+  WeightShard* shard = nullptr;                // set if the rank keeps blocks of a weight shard
   ReplayRecord* replay = nullptr;              // set if a segment is not committed
   std::vector<ops::MlaSegment> segments = {};  // row ranges, positions and pages of the batch's segments
 };

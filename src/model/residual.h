@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "model/pass.h"
@@ -17,6 +18,9 @@ class ResidualStream {
  public:
   // `embedding` rows become the stream and are owned by the pass's workspace.
   ResidualStream(const Pass& pass, Rows embedding) : pass_(pass), prefix_(embedding) {}
+  // Goes on where an earlier stage ended: `prefix` is written to, `bank` only read.
+  ResidualStream(const Pass& pass, Rows prefix, std::vector<ConstRows> bank)
+      : pass_(pass), prefix_(prefix), bank_(std::move(bank)) {}
 
   ConstRows prefix() const { return prefix_; }
   const std::vector<ConstRows>& bank() const { return bank_; }

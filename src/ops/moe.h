@@ -41,4 +41,14 @@ struct ExpertsArgs {
   Rows y;  // [T, in]
 };
 
+// The sum over j of ExpertsArgs for products that were computed elsewhere:
+//   out_t = sum_j weights[t,j] * y[t * top_k + j], in the order of j in float32, rounded once.
+// With y from `experts` for single pairs (top_k 1, weights 1) the bits are those of one `experts` call for all pairs.
+struct CombineArgs {
+  ConstRows y;                     // [T * top_k, in], one row a (token, choice) pair
+  const float* weights = nullptr;  // [T, top_k]
+  int64_t top_k = 0;
+  Rows out;  // [T, in]; does not overlap y
+};
+
 }  // namespace trireme::ops

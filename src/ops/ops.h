@@ -76,10 +76,12 @@ class Ops {
   // ---- mla.h
   virtual void store_latent(const StoreLatentArgs& args) const = 0;
   virtual void mla(const MlaArgs& args) const = 0;
+  virtual void merge_contexts(const MergeArgs& args) const = 0;
 
   // ---- moe.h
   virtual void route(const RouterArgs& args) const = 0;
   virtual void experts(const ExpertsArgs& args) const = 0;
+  virtual void combine_experts(const CombineArgs& args) const = 0;
 
   // ---- draft.h
   virtual void rope(const RopeArgs& args) const = 0;

@@ -11,6 +11,13 @@
 
 namespace trireme {
 
+struct FreeMemory {
+  bool owned = true;
+  void operator()(std::byte* p) const {
+    if (owned) std::free(p);
+  }
+};
+
 class Buffer {
  public:
   Buffer() = default;
@@ -21,6 +28,14 @@ class Buffer {
     data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, padded)));
     if (!data_) throw std::bad_alloc();
     std::memset(data_.get(), 0, padded);
+  }
+
+  // Memory that someone else owns and keeps longer: a part of a larger buffer.
+  static Buffer borrow(std::byte* data, int64_t bytes) {
+    Buffer part;
+    part.data_ = {data, FreeMemory{false}};
+    part.bytes_ = bytes;
+    return part;
   }
 
   int64_t bytes() const { return bytes_; }
@@ -38,10 +53,7 @@ class Buffer {
   }
 
  private:
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
-  };
-  std::unique_ptr<std::byte, Free> data_;
+  std::unique_ptr<std::byte, FreeMemory> data_;
   int64_t bytes_ = 0;
 };
 

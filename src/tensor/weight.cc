@@ -19,6 +19,11 @@ T load(std::span<const std::byte> bytes, int64_t index) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Where the scales of fp8 row `row` begin.
+int64_t fp8_scale_row(const WeightView& w, int64_t row) {
+  return (row + w.row_phase) / kFp8Block * ceil_div(w.cols, kFp8Block);
+}
+
 void widen_fp8_row(const WeightView& w, int64_t row, float* out) {
   static const auto kValues = [] {
     std::array<float, 256> values{};
@@ -26,7 +31,7 @@ void widen_fp8_row(const WeightView& w, int64_t row, float* out) {
     return values;
   }();
   const auto* codes = reinterpret_cast<const uint8_t*>(w.data.data()) + row * w.cols;
-  const int64_t first_scale = row / kFp8Block * ceil_div(w.cols, kFp8Block);
+  const int64_t first_scale = fp8_scale_row(w, row);
   for (int64_t begin = 0; begin < w.cols; begin += kFp8Block) {
     const auto scale = load<float>(w.scales, first_scale + begin / kFp8Block);
     for (int64_t c = begin; c < std::min(begin + kFp8Block, w.cols); ++c) out[c] = kValues[codes[c]] * scale;
@@ -56,7 +61,7 @@ void widen_row(const WeightView& w, int64_t row, float* out) {
 
 std::optional<std::string> find_bad_fp8(const WeightView& w) {
   const int64_t scale_cols = ceil_div(w.cols, kFp8Block);
-  for (int64_t i = 0; i < ceil_div(w.rows, kFp8Block) * scale_cols; ++i) {
+  for (int64_t i = 0; i < ceil_div(w.rows + w.row_phase, kFp8Block) * scale_cols; ++i) {
     const auto scale = load<float>(w.scales, i);
     if (!std::isfinite(scale) || scale < 0) {
       return fmt::format("scale [{}, {}] is {}; it must be finite and not negative", i / scale_cols, i % scale_cols,
@@ -85,8 +90,7 @@ float weight_at(const WeightView& w, int64_t row, int64_t col) {
     case WeightFormat::bf16:
       return bf16_to_float(load<uint16_t>(w.data, i));
     case WeightFormat::fp8_block:
-      return e4m3_to_float(load<uint8_t>(w.data, i)) *
-             load<float>(w.scales, row / kFp8Block * ceil_div(w.cols, kFp8Block) + col / kFp8Block);
+      return e4m3_to_float(load<uint8_t>(w.data, i)) * load<float>(w.scales, fp8_scale_row(w, row) + col / kFp8Block);
     case WeightFormat::mxfp4: {
       const auto byte = load<uint8_t>(w.data, i / 2);
       const auto code = static_cast<uint8_t>(i % 2 == 0 ? byte & 0xf : byte >> 4);

@@ -137,6 +137,43 @@ TEST(CpuAmxEmulated, NanAndInfinityStayInTheirRow) {
   }
 }
 
+// What ranks that own some rows or some experts rely on: the kernel gives a row of weights the same chain wherever the
+// row lies, and a pair of token and expert the same product in whatever group it is computed.
+TEST(CpuAmxEmulated, PartsOfMatricesAndOfChoicesKeepTheirBits) {
+  if (!cpu::cpu_features().avx512) GTEST_SKIP() << "needs AVX-512, which this processor does not have";
+  ThreadPool pool(2);
+  const cpu::CpuOps ops("amx", kEmulated, cpu::kRowKernelsAvx512, Precision::bf16, pool);
+  for (const WeightFormat format : {WeightFormat::bf16, WeightFormat::fp8_block, WeightFormat::mxfp4}) {
+    SCOPED_TRACE(std::string(weight_format_name(format)));
+    const StoredWeight w = random_weight(format, 200, 160, 5);
+    const Matrix x = random_matrix(18, 160, 6, 1, Precision::bf16);
+    const Matrix whole = product(ops, x, 0, 18, pack(ops, w), Output::rounded);
+    for (const int64_t begin : {1, 16, 77, 127, 128}) {
+      const WeightView rows = rows_of(w.view(), begin, 61);
+      const PackedMatrix packed = ops.pack(rows, Buffer(ops.packed_bytes(format, 61, 160)));
+      const Matrix part = product(ops, x, 0, 18, packed, Output::rounded);
+      for (int64_t t = 0; t < 18; ++t) {
+        ASSERT_EQ(std::memcmp(part.view().row(t), whole.view().row(t) + begin, 61 * 4), 0) << begin << ", row " << t;
+      }
+    }
+    std::vector<Expert> experts;
+    for (uint64_t e = 0; e < 3; ++e) {
+      experts.push_back({pack(ops, random_weight(format, 64, 160, e, 2)),
+                         pack(ops, random_weight(format, 64, 160, e + 9, 2)),
+                         pack(ops, random_weight(format, 160, 64, e + 20))});
+    }
+    std::vector<int32_t> ids;
+    for (uint64_t i = 0; i < 36; ++i) ids.push_back(static_cast<int32_t>(mix64(i) % 3));
+    const std::vector<float> weights = random_uniform(36, 7, 0.1, 1), ones(36, 1.0F);
+    Matrix at_once = poisoned(18, 160), twice(36, 160), products = poisoned(36, 160), combined = poisoned(18, 160);
+    for (int64_t i = 0; i < 36; ++i) std::copy_n(x.view().row(i / 2), 160, twice.view().row(i));
+    ops.experts({x.view(), ids.data(), weights.data(), 2, experts, {}, at_once.view()});
+    ops.experts({twice.view(), ids.data(), ones.data(), 1, experts, {}, products.view()});
+    ops.combine_experts({products.view(), weights.data(), 2, combined.view()});
+    EXPECT_TRUE(same_bits(combined, at_once));
+  }
+}
+
 TEST(CpuAmxEmulated, ScalesAtTheEdges) {
   if (!cpu::cpu_features().avx512) GTEST_SKIP() << "needs AVX-512, which this processor does not have";
   ThreadPool pool(1);

@@ -41,6 +41,8 @@ enum class Mutation {
   drop_key_part,
   norm_key_part,
   gate_after_output_projection,
+  merge_evenly,
+  lse_of_unscaled_scores,
   // MoE
   biased_weights,
   no_renormalisation,
@@ -261,6 +263,39 @@ inline Vecs mutant_mla(const MlaLayer& w, const Vecs& x, Mutation mutation) {
     if (mutation == Mutation::gate_after_output_projection) o = product(w.o, o);
     for (size_t d = 0; d < o.size(); ++d) o[d] *= logistic(gate[d % gate.size()]);
     out.push_back(mutation == Mutation::gate_after_output_projection ? o : product(w.o, o));
+  }
+  return out;
+}
+
+// Latents split over `shards` by token mod shards, attended apart and merged. Queries and latents are rows of the same
+// width, the values are the latents.
+inline Vecs mutant_shards(const Vecs& queries, const Vecs& latents, size_t shards, double scale, Mutation mutation) {
+  Vecs out;
+  for (size_t t = 0; t < queries.size(); ++t) {
+    Vec lse;
+    Vecs parts;
+    for (size_t r = 0; r < shards && r <= t; ++r) {
+      Vec s;
+      for (size_t i = r; i <= t; i += shards) {
+        s.push_back(scale * std::inner_product(latents[i].begin(), latents[i].end(), queries[t].begin(), 0.0));
+      }
+      const double unscaled = mutation == Mutation::lse_of_unscaled_scores ? scale : 1;
+      double total = 0;
+      for (const double v : s) total += std::exp(v / unscaled);
+      lse.push_back(mutation == Mutation::merge_evenly ? 0 : std::log(total));
+      s = shares(s);
+      Vec part(latents[t].size());
+      for (size_t i = 0; i < s.size(); ++i) {
+        for (size_t d = 0; d < part.size(); ++d) part[d] += s[i] * latents[r + i * shards][d];
+      }
+      parts.push_back(part);
+    }
+    lse = shares(lse);
+    Vec row(latents[t].size());
+    for (size_t r = 0; r < parts.size(); ++r) {
+      for (size_t d = 0; d < row.size(); ++d) row[d] += lse[r] * parts[r][d];
+    }
+    out.push_back(row);
   }
   return out;
 }

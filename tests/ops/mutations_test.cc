@@ -122,6 +122,29 @@ double mla(const Ops& ops, Mutation mutation) {
   return error(mla_layer(ops, w, x.view()), mutant_mla(w, to_vecs(x.view()), mutation));
 }
 
+double mla_shards(const Ops& ops, Mutation mutation) {
+  constexpr int64_t kShards = 3;
+  constexpr float kScale = 0.25F;
+  const Matrix q = inputs();
+  const Matrix latents = random_matrix(kRows, kHidden, 48);
+  std::vector<Matrix> ctx, lse;
+  std::vector<ConstRows> ctx_views, lse_views;
+  for (int64_t r = 0; r < kShards; ++r) {
+    PagedLatents cache(kRows, kHidden);
+    const MlaSegment segment{0, kRows, 0, cache.table};
+    ops.store_latent({latents.view(), cache.pages, {&segment, 1}, {r, kShards}});
+    ctx.push_back(poisoned(kRows, kHidden));
+    lse.push_back(poisoned(kRows, 1));
+    ops.mla(
+        {1, kHidden, kScale, q.view(), cache.pages, {&segment, 1}, ctx.back().view(), {r, kShards}, lse.back().view()});
+  }
+  for (const Matrix& m : ctx) ctx_views.push_back(m.view());
+  for (const Matrix& m : lse) lse_views.push_back(m.view());
+  Matrix out = poisoned(kRows, kHidden);
+  ops.merge_contexts({ctx_views, lse_views, out.view()});
+  return error(out, mutant_shards(to_vecs(q.view()), to_vecs(latents.view()), kShards, kScale, mutation));
+}
+
 ExpertWeights random_expert(int64_t in, int64_t inter, uint64_t seed) {
   // Gates and ups that reach the caps: deviations of 3 and 20.
   return {random_dense(inter, in, seed, 3), random_dense(inter, in, seed + 1, 20), random_dense(in, inter, seed + 2)};
@@ -174,6 +197,8 @@ const Case kCases[] = {
     {Mutation::drop_key_part, "drop_key_part", mla},
     {Mutation::norm_key_part, "norm_key_part", mla},
     {Mutation::gate_after_output_projection, "gate_after_output_projection", mla},
+    {Mutation::merge_evenly, "merge_evenly", mla_shards},
+    {Mutation::lse_of_unscaled_scores, "lse_of_unscaled_scores", mla_shards},
     {Mutation::biased_weights, "biased_weights", moe},
     {Mutation::no_renormalisation, "no_renormalisation", moe_without_norm},
     {Mutation::norm_per_expert, "norm_per_expert", moe},

@@ -19,9 +19,15 @@ const std::map<std::string, std::set<std::string>>& floors() {
     allowed["base"] = {};
     allowed["tensor"] = {"base"};
     for (const char* room : {"checkpoint", "text", "ops"}) allowed[room] = {"base", "tensor"};
-    allowed["ledger"] = {"base", "tensor", "checkpoint", "ops"};
-    for (const char* room : {"model", "cache"}) allowed[room] = {"base", "tensor", "checkpoint", "ops", "ledger"};
-    allowed["engine"] = {"base", "tensor", "checkpoint", "ops", "ledger", "model", "cache"};
+    allowed["comm"] = {"base", "tensor"};
+    allowed["layout"] = {"base", "tensor", "checkpoint", "comm"};
+    allowed["ledger"] = {"base", "tensor", "checkpoint", "ops", "comm", "layout"};
+    for (const char* room : {"model", "cache"}) {
+      allowed[room] = allowed["ledger"];
+      allowed[room].insert("ledger");
+    }
+    allowed["engine"] = allowed["model"];
+    allowed["engine"].insert({"model", "cache"});
     allowed["serve"] = allowed["engine"];
     allowed["serve"].insert({"engine", "text"});
     allowed["cli"] = allowed["serve"];

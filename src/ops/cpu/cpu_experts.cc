@@ -144,20 +144,20 @@ void down(const Shared& s, const ExpertGroup& group, int64_t part, int64_t parts
   multiply_part(path, job_of(expert.down, rows, group.count, outputs, s.round), part_of(s.args.y.cols, part, parts));
 }
 
-// y_t = sum over j, in order; `place` tells where pair t * top_k + j lies in `outputs`.
-void sum_choices(const Shared& s, const std::vector<int64_t>& place, int64_t t) {
-  float* y = s.args.y.row(t);
-  const int64_t width = s.args.y.cols;
-  for (int64_t j = 0; j < s.args.top_k; ++j) {
-    const float* product = s.outputs + place[static_cast<size_t>(t * s.args.top_k + j)] * width;
-    const float weight = s.args.weights[t * s.args.top_k + j];
+// y = sum over j of weights[j] * product(j), in order; product(j) is a row of `width`.
+template <class Product>
+void sum_choices(const float* weights, int64_t top_k, const Product& product, int64_t width, bool round, float* y) {
+  if (top_k == 0) std::fill_n(y, width, 0.0F);
+  for (int64_t j = 0; j < top_k; ++j) {
+    const float* row = product(j);
+    const float weight = weights[j];
     if (j == 0) {
-      for (int64_t d = 0; d < width; ++d) y[d] = weight * product[d];
+      for (int64_t d = 0; d < width; ++d) y[d] = weight * row[d];
     } else {
-      for (int64_t d = 0; d < width; ++d) y[d] += weight * product[d];
+      for (int64_t d = 0; d < width; ++d) y[d] += weight * row[d];
     }
   }
-  if (s.round) {
+  if (round) {
     for (int64_t d = 0; d < width; ++d) y[d] = round_to_bf16(y[d]);
   }
 }
@@ -227,8 +227,24 @@ void CpuOps::experts(const ExpertsArgs& args) const {
                       outputs.floats(pairs * args.y.cols)};
   run_experts(shared, pool());
   const std::vector<int64_t>& places = place;  // this thread's, for the workers
-  pool().parallel_for(args.z.rows, 8, [&shared, &places](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) sum_choices(shared, places, t);
+  pool().parallel_for(args.z.rows, 8, [&args, &shared, &places](int64_t begin, int64_t end) {
+    const int64_t width = args.y.cols;
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t* of_token = places.data() + t * args.top_k;
+      sum_choices(
+          args.weights + t * args.top_k, args.top_k, [&](int64_t j) { return shared.outputs + of_token[j] * width; },
+          width, shared.round, args.y.row(t));
+    }
+  });
+}
+
+void CpuOps::combine_experts(const CombineArgs& args) const {
+  pool().parallel_for(args.out.rows, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      sum_choices(
+          args.weights + t * args.top_k, args.top_k, [&](int64_t j) { return args.y.row(t * args.top_k + j); },
+          args.out.cols, precision() == Precision::bf16, args.out.row(t));
+    }
   });
 }
 

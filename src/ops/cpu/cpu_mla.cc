@@ -1,8 +1,10 @@
-// MLA: cuts segments into blocks of rows and heads, and keys into partitions of kPartitionPages pages counted from
-// token 0. Every partition is attended from nothing and merged in order, whether one thread does all of a block or
-// several share it: the arithmetic of a row is fixed by its own position alone.
+// MLA: cuts segments into blocks of rows and heads, and keys (a shard's local rows) into partitions of kPartitionPages
+// pages counted from the first. Every partition is attended from nothing and merged in order, whether one thread does
+// all of a block or several share it: the arithmetic of a row is fixed by its own position alone.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "ops/cpu/cpu_ops.h"
@@ -22,8 +24,10 @@ struct Item {
   MlaBlock block;
   float* out = nullptr;
   int64_t out_stride = 0;
+  float* lse = nullptr;  // of the first row and head; null: not wanted
+  int64_t lse_stride = 0;
 
-  int64_t pages() const { return ceil_div(block.position + block.rows, kPageTokens); }
+  int64_t pages() const { return ceil_div(block.visible(block.rows - 1), kPageTokens); }
   int64_t partitions() const { return ceil_div(pages(), kPartitionPages); }
 };
 
@@ -48,9 +52,12 @@ std::vector<Item> cut(const MlaArgs& args, bool round, int64_t most_heads) {
                       .pages = args.pages.base,
                       .page_table = s.pages.data(),
                       .page_bytes = args.pages.page_bytes(),
-                      .bf16_pages = args.pages.dtype == DType::bf16};
+                      .bf16_pages = args.pages.dtype == DType::bf16,
+                      .shard = args.shard};
         item.out = args.ctx.row(s.row_begin + row) + head * args.latent;
         item.out_stride = args.ctx.stride;
+        if (args.lse.data != nullptr) item.lse = args.lse.row(s.row_begin + row) + head;
+        item.lse_stride = args.lse.stride;
         items.push_back(item);
       }
     }
@@ -82,15 +89,32 @@ class Workspace {
   int64_t scratch_;
 };
 
-// The first row of the block that sees any token of a partition.
+// The first row of the block that sees any key of a partition.
 int64_t first_row(const MlaBlock& block, int64_t partition) {
-  return std::max<int64_t>(0, partition * kPartitionPages * kPageTokens - block.position);
+  int64_t row = 0;
+  while (block.visible(row) <= partition * kPartitionPages * kPageTokens) ++row;
+  return row;
 }
 
 void attend_partition(const RowKernels& kernels, const Item& item, const float* packed, int64_t partition,
                       float* scratch, const MlaPartial& into) {
   const int64_t begin = partition * kPartitionPages;
   kernels.mla_pages(item.block, packed, begin, std::min(begin + kPartitionPages, item.pages()), scratch, into);
+}
+
+// Writes a block's results.
+void finish(const RowKernels& kernels, const Item& item, const MlaPartial& sum) {
+  const MlaBlock& block = item.block;
+  kernels.mla_finish(block, sum, item.out, item.out_stride);
+  for (int64_t row = 0; item.lse != nullptr && row < block.rows; ++row) {
+    const bool blind = block.visible(row) == 0;
+    for (int64_t head = 0; head < block.heads; ++head) {
+      const int64_t lane = row * block.heads + head;
+      const double lse = blind ? -std::numeric_limits<double>::infinity()
+                               : sum.max[lane] + std::log(static_cast<double>(sum.sum[lane]));
+      item.lse[row * item.lse_stride + head] = static_cast<float>(lse);
+    }
+  }
 }
 
 // All partitions of a block on this thread.
@@ -105,7 +129,7 @@ void attend_whole(const RowKernels& kernels, const Item& item) {
     attend_partition(kernels, item, space.packed(kernel), p, space.scratch(kernel), p == 0 ? sum : part);
     if (p > 0) kernels.mla_merge(item.block, first_row(item.block, p), sum, part);
   }
-  kernels.mla_finish(item.block, sum, item.out, item.out_stride);
+  finish(kernels, item, sum);
 }
 
 struct Task {
@@ -150,7 +174,7 @@ void attend_shared(const RowKernels& kernels, ThreadPool& pool, const std::vecto
                           space.partial(memory + i * partial_floats));
       }
       if (task.partition + 1 == task.item->partitions()) {
-        kernels.mla_finish(task.item->block, sum, task.item->out, task.item->out_stride);
+        finish(kernels, *task.item, sum);
       }
     }
   }
@@ -165,8 +189,10 @@ void CpuOps::store_latent(const StoreLatentArgs& args) const {
     pool().parallel_for(s.rows, 32, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t token = s.position + i;
-        std::byte* to = args.pages.base + s.pages[static_cast<size_t>(token / kPageTokens)] * args.pages.page_bytes() +
-                        token % kPageTokens * row_bytes;
+        if (!args.shard.owns(token)) continue;
+        const int64_t local = token / args.shard.count;
+        std::byte* to = args.pages.base + s.pages[static_cast<size_t>(local / kPageTokens)] * args.pages.page_bytes() +
+                        local % kPageTokens * row_bytes;
         const float* from = args.latent.row(s.row_begin + i);
         if (args.pages.dtype == DType::bf16) {
           row_kernels_.to_bf16(from, width, reinterpret_cast<uint16_t*>(to));
@@ -183,6 +209,11 @@ void CpuOps::mla(const MlaArgs& args) const {
   const int64_t enough = 2 * pool().threads();
   std::vector<Item> items = cut(args, round, kBlockLanes);
   if (pool().threads() > 1 && static_cast<int64_t>(items.size()) < enough) items = cut(args, round, kSplitLanes);
+  // Blocks whose rows all come before the shard's first token have no partition: their results are known.
+  for (const Item& item : items) {
+    if (item.partitions() == 0) finish(row_kernels_, item, {});
+  }
+  std::erase_if(items, [](const Item& item) { return item.partitions() == 0; });
   const bool shared = pool().threads() > 1 && static_cast<int64_t>(items.size()) < enough;
   if (shared) {
     attend_shared(row_kernels_, pool(), items);
@@ -191,6 +222,57 @@ void CpuOps::mla(const MlaArgs& args) const {
       for (int64_t i = begin; i < end; ++i) attend_whole(row_kernels_, items[static_cast<size_t>(i)]);
     });
   }
+}
+
+namespace {
+
+// One row and head of merge_contexts. `space` holds what the parts that saw something give.
+struct MergeSpace {
+  std::vector<const float*> parts;
+  std::vector<float> weights;
+};
+
+void merge_head(const RowKernels& kernels, const MergeArgs& args, int64_t t, int64_t head, bool round,
+                MergeSpace& space) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  const int64_t latent = args.out.cols / args.lse.front().cols;
+  float* out = args.out.row(t) + head * latent;
+  float top = kNothing;
+  space.parts.clear();
+  space.weights.clear();
+  for (size_t r = 0; r < args.ctx.size(); ++r) {
+    const float lse = args.lse[r].row(t)[head];
+    if (lse == kNothing) continue;
+    top = std::max(top, lse);  // a NaN leaves it
+    space.parts.push_back(args.ctx[r].row(t) + head * latent);
+    space.weights.push_back(lse);
+  }
+  if (space.parts.empty()) {
+    std::fill_n(out, latent, 0.0F);
+    return;
+  }
+  const auto count = static_cast<int64_t>(space.parts.size());
+  for (float& w : space.weights) w -= top;
+  kernels.exp(space.weights.data(), count, space.weights.data());
+  kernels.weighted_mean_row(space.parts.data(), space.weights.data(), count, latent, round, out);
+}
+
+}  // namespace
+
+void CpuOps::merge_contexts(const MergeArgs& args) const {
+  if (args.ctx.size() == 1) {
+    const ConstRows from = args.ctx.front();
+    for (int64_t t = 0; t < args.out.rows; ++t) {
+      if (from.row(t) != args.out.row(t)) std::copy_n(from.row(t), args.out.cols, args.out.row(t));
+    }
+    return;
+  }
+  const bool round = precision() == Precision::bf16;
+  const int64_t heads = args.lse.front().cols;
+  pool().parallel_for(args.out.rows * heads, 16, [&](int64_t begin, int64_t end) {
+    MergeSpace space;
+    for (int64_t i = begin; i < end; ++i) merge_head(row_kernels_, args, i / heads, i % heads, round, space);
+  });
 }
 
 }  // namespace trireme::ops::cpu

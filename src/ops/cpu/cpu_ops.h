@@ -27,6 +27,7 @@ class CpuOps final : public Ops {
   // cpu_experts.cc
   void route(const RouterArgs& args) const override;
   void experts(const ExpertsArgs& args) const override;
+  void combine_experts(const CombineArgs& args) const override;
 
   // cpu_rows.cc
   void rms_norm(ConstRows x, const float* w, float eps, Rows y) const override;
@@ -45,6 +46,7 @@ class CpuOps final : public Ops {
   // cpu_mla.cc
   void store_latent(const StoreLatentArgs& args) const override;
   void mla(const MlaArgs& args) const override;
+  void merge_contexts(const MergeArgs& args) const override;
 
   // cpu_draft.cc
   void rope(const RopeArgs& args) const override;

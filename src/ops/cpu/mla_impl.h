@@ -183,23 +183,24 @@ struct MlaPage {
   }
 
   void attend(const float* packed, int64_t page_index, const MlaPartial& partial) const {
-    // Row r sees the first `seen + r` keys of this page.
-    const int64_t seen = block.position + 1 - page_index * kPageTokens;
-    const int64_t keys = smaller(seen + block.rows - 1, kPageTokens);
-    const int64_t row_begin = seen > 0 ? 0 : 1 - seen;
-    const bool whole = seen >= kPageTokens;
+    // Row r sees the first seen(r) keys of this page, all of it if that is more.
+    const auto seen = [&](int64_t row) { return block.visible(row) - page_index * kPageTokens; };
+    const int64_t keys = smaller(seen(block.rows - 1), kPageTokens);
+    int64_t row_begin = 0;
+    while (seen(row_begin) <= 0) ++row_begin;
+    const bool whole = seen(0) >= kPageTokens;
     widen(block.pages + block.page_table[page_index] * block.page_bytes, keys);
     score(packed, keys, row_begin * block.heads);
     const int64_t first_lane = row_begin * block.heads / kLanes * kLanes;
     for (int64_t lane = first_lane; lane < lanes; lane += kLanes) {
       float visible[kLanes];
-      for (int64_t i = 0; i < kLanes && !whole; ++i) visible[i] = static_cast<float>(seen + (lane + i) / block.heads);
+      for (int64_t i = 0; i < kLanes && !whole; ++i) visible[i] = static_cast<float>(seen((lane + i) / block.heads));
       softmax_lanes(lane, keys, whole ? nullptr : visible, partial);
     }
     if (whole) return sum_range(0, block.rows * block.heads, kPageTokens, partial.ctx);
     // Keys that a row does not see must not touch its sums, not even multiplied with zero: they may be NaN.
     for (int64_t r = row_begin; r < block.rows; ++r) {
-      sum_range(r * block.heads, (r + 1) * block.heads, smaller(seen + r, kPageTokens), partial.ctx);
+      sum_range(r * block.heads, (r + 1) * block.heads, smaller(seen(r), kPageTokens), partial.ctx);
     }
   }
 
@@ -304,9 +305,13 @@ struct MlaImpl {
   static void finish(const MlaBlock& b, const MlaPartial& partial, float* out, int64_t out_stride) {
     const int64_t columns = padded_columns(b.latent);
     for (int64_t lane = 0; lane < b.rows * b.heads; ++lane) {
+      float* to = out + lane / b.heads * out_stride + lane % b.heads * b.latent;
+      if (b.visible(lane / b.heads) == 0) {
+        for_vectors<V>(b.latent, [&](int64_t i, int64_t n) { store_lanes(V::zero(), to + i, n); });
+        continue;
+      }
       const V inverse = V::set(1.0F) / V::set(partial.sum[lane]);
       const float* from = partial.ctx + lane * columns;
-      float* to = out + lane / b.heads * out_stride + lane % b.heads * b.latent;
       for_vectors<V>(b.latent, [&](int64_t i, int64_t n) {
         store_lanes(rounded_if(b.round, load_lanes<V>(from + i, n) * inverse), to + i, n);
       });

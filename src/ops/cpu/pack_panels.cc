@@ -65,7 +65,7 @@ void scatter_fp8_scales(const WeightView& w, int64_t row, int64_t lane, float* s
   const int64_t blocks = (w.cols + kFp8Block - 1) / kFp8Block;
   const std::byte* codes = w.data.data() + row * w.cols;
   for (int64_t b = 0; b < blocks; ++b) {
-    const auto scale = load<float>(w.scales.data() + (row / kFp8Block * blocks + b) * 4);
+    const auto scale = load<float>(w.scales.data() + ((row + w.row_phase) / kFp8Block * blocks + b) * 4);
     const int64_t count = std::min(kFp8Block, w.cols - b * kFp8Block);
     scales[b * kPanelOutputs + lane] =
         has_nan_code(codes + b * kFp8Block, count) ? std::numeric_limits<float>::quiet_NaN() : scale * 256.0F;

@@ -71,6 +71,17 @@ struct RowImpl {
     });
   }
 
+  static void weighted_mean_row(const float* const* parts, const float* weights, int64_t count, int64_t n, bool round,
+                                float* y) {
+    float total = weights[0];
+    for (int64_t r = 1; r < count; ++r) total += weights[r];
+    for_vectors<V>(n, [&](int64_t i, int64_t lanes) {
+      V mixed = V::set(weights[0]) * load_lanes<V>(parts[0] + i, lanes);
+      for (int64_t r = 1; r < count; ++r) mixed = fma(V::set(weights[r]), load_lanes<V>(parts[r] + i, lanes), mixed);
+      store_lanes(rounded_if(round, mixed / V::set(total)), y + i, lanes);
+    });
+  }
+
   static void add_row(const float* a, const float* b, int64_t n, bool round, float* y) {
     for_vectors<V>(n, [&](int64_t i, int64_t lanes) {
       store_lanes(rounded_if(round, load_lanes<V>(a + i, lanes) + load_lanes<V>(b + i, lanes)), y + i, lanes);

@@ -8,6 +8,7 @@
 
 #include "ops/activation.h"
 #include "ops/kda.h"
+#include "ops/mla.h"
 
 namespace trireme::ops::cpu {
 
@@ -62,6 +63,10 @@ struct MlaBlock {
   const int32_t* page_table = nullptr;
   int64_t page_bytes = 0;
   bool bf16_pages = true;
+  TokenShard shard;
+
+  // Keys that a row sees: the first ones of its sequence in these pages. Never falls from row to row.
+  int64_t visible(int64_t row) const { return shard.local_rows(position + row + 1); }
 };
 
 // Softmax-weighted sums over a range of keys, before division: [lanes] maxima and sums, [lanes][columns] weighted rows.
@@ -90,6 +95,9 @@ struct RowKernels {
   // `weights` is scratch of `count` floats.
   void (*residual_mix_row)(const float* const* sources, int64_t count, const float* score, float eps, int64_t n,
                            bool round, float* weights, float* y);
+  // y = sum_i weights[i] * parts[i] / sum_i weights[i] over count >= 1 parts of n values, in order.
+  void (*weighted_mean_row)(const float* const* parts, const float* weights, int64_t count, int64_t n, bool round,
+                            float* y);
   void (*add_row)(const float* a, const float* b, int64_t n, bool round, float* y);
   void (*sigmoid_gate_row)(const float* x, const float* gate, int64_t n, bool round, float* y);
   void (*gated_rms_norm_row)(const float* x, const float* w, const float* gate, int64_t n, float eps, bool round,
@@ -127,7 +135,8 @@ struct RowKernels {
                     const MlaPartial& partial);
   // into <- into and part together, for rows [row_begin, rows); `part` is used up.
   void (*mla_merge)(const MlaBlock& block, int64_t row_begin, const MlaPartial& into, const MlaPartial& part);
-  // out[row * stride + head * latent] = ctx / sum.
+  // out[row * stride + head * latent] = ctx / sum; zeros for rows that see no key (their part of `partial` is not
+  // read).
   void (*mla_finish)(const MlaBlock& block, const MlaPartial& partial, float* out, int64_t out_stride);
 
   // ---- draft_impl.h

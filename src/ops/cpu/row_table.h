@@ -17,6 +17,7 @@ constexpr RowKernels make_row_kernels() {
   return {
       .rms_norm_row = Row::rms_norm_row,
       .residual_mix_row = Row::residual_mix_row,
+      .weighted_mean_row = Row::weighted_mean_row,
       .add_row = Row::add_row,
       .sigmoid_gate_row = Row::sigmoid_gate_row,
       .gated_rms_norm_row = Row::gated_rms_norm_row,

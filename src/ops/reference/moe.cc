@@ -78,13 +78,17 @@ void ReferenceOps::experts(const ExpertsArgs& args) const {
     multiply(expert.down, {hidden.begin(), hidden.end()}, outputs);
   });
 
-  each_row(tokens, [&](int64_t t) {
-    for (int64_t d = 0; d < width; ++d) {
+  combine_experts({products.view(), args.weights, args.top_k, args.y});
+}
+
+void ReferenceOps::combine_experts(const CombineArgs& args) const {
+  each_row(args.out.rows, [&](int64_t t) {
+    for (int64_t d = 0; d < args.out.cols; ++d) {
       double sum = 0;
       for (int64_t slot = t * args.top_k; slot < (t + 1) * args.top_k; ++slot) {
-        sum += static_cast<double>(args.weights[slot]) * products.view().row(slot)[d];
+        sum += static_cast<double>(args.weights[slot]) * args.y.row(slot)[d];
       }
-      args.y.row(t)[d] = rounded(sum);
+      args.out.row(t)[d] = rounded(sum);
     }
   });
 }

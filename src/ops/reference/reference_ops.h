@@ -37,10 +37,12 @@ class ReferenceOps final : public Ops {
   // mla.cc
   void store_latent(const StoreLatentArgs& args) const override;
   void mla(const MlaArgs& args) const override;
+  void merge_contexts(const MergeArgs& args) const override;
 
   // moe.cc
   void route(const RouterArgs& args) const override;
   void experts(const ExpertsArgs& args) const override;
+  void combine_experts(const CombineArgs& args) const override;
 
   // draft.cc
   void rope(const RopeArgs& args) const override;
