@@ -42,7 +42,7 @@ endfunction()
 
 # Kernels of one instruction set live in files that end in its name; only those files get its flags.
 set(TRIREME_FLAGS_avx2 -mavx2 -mfma -mf16c)
-set(TRIREME_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512bf16 -mfma -mprefer-vector-width=512)
+set(TRIREME_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512)
 set(TRIREME_FLAGS_amx ${TRIREME_FLAGS_avx512} -mamx-tile -mamx-bf16)
 
 # Kernels are long unrolled functions full of references that only inlining removes; checks of each of those take the compiler

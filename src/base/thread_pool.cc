@@ -77,6 +77,12 @@ struct ThreadPool::State {
     }
   }
 
+  void end_workers() {
+    stop.store(true);
+    begin_loop();
+    for (std::thread& worker : workers) worker.join();
+  }
+
   void begin_loop() {
     open.store(true);
     generation.fetch_add(1);
@@ -97,18 +103,25 @@ struct ThreadPool::State {
   }
 };
 
+int thread_count(int wanted) {
+  return wanted > 0 ? wanted : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   if (threads < 1 || threads > 1024) {
     throw BadInput("threads is " + std::to_string(threads) + "; it must be from 1 to 1024");
   }
-  for (int i = 1; i < threads; ++i) state_->workers.emplace_back([this] { state_->work(); });
+  try {
+    state_->workers.reserve(static_cast<size_t>(threads) - 1);
+    for (int i = 1; i < threads; ++i) state_->workers.emplace_back([s = state_.get()] { s->work(); });
+  } catch (const std::exception& error) {  // no memory, or no thread
+    state_->end_workers();
+    throw Failure("thread " + std::to_string(state_->workers.size() + 2) + " of " + std::to_string(threads) +
+                  " cannot be started: " + error.what() + "; use fewer threads");
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  state_->stop.store(true);
-  state_->begin_loop();
-  for (std::thread& worker : state_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() { state_->end_workers(); }
 
 int ThreadPool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 

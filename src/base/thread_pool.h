@@ -8,9 +8,13 @@
 
 namespace trireme {
 
+// What a number of threads in options means: 0 is one a core.
+int thread_count(int wanted);
+
 class ThreadPool {
  public:
-  // threads >= 1, the calling thread included. Throws BadInput otherwise.
+  // threads >= 1, the calling thread included. Throws BadInput otherwise, and Failure if the system does not give as
+  // many.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

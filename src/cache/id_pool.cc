@@ -9,7 +9,8 @@
 namespace trireme::cache {
 
 IdPool::IdPool(std::string name, int64_t count) : name_(std::move(name)) {
-  if (count < 0) throw Failure(fmt::format("a pool of {} {}s cannot be; the count must be 0 or more", count, name_));
+  if (count < 0 || count > kMostIds)
+    throw Failure(fmt::format("a pool of {} {}s cannot be; the count must be from 0 to {}", count, name_, kMostIds));
   taken_.resize(static_cast<size_t>(count), false);
   free_.reserve(static_cast<size_t>(count));
   for (int64_t id = count - 1; id >= 0; --id) free_.push_back(static_cast<int32_t>(id));

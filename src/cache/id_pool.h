@@ -2,17 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
 
 namespace trireme::cache {
 
+inline constexpr int64_t kMostIds = std::numeric_limits<int32_t>::max();
+
 // Not thread-safe: one scheduler owns it. Which number comes next depends only on the calls before, so a run can be
 // repeated.
 class IdPool {
  public:
-  // `name` appears in errors ("page", "slot").
+  // `name` appears in errors ("page", "slot"). Throws Failure unless 0 <= count <= kMostIds.
   IdPool(std::string name, int64_t count);
 
   int64_t total() const { return static_cast<int64_t>(taken_.size()); }

@@ -22,6 +22,7 @@
 #include "ledger/forms.h"
 #include "ledger/ledger.h"
 #include "model/model.h"
+#include "ops/sampling.h"
 #include "ops/select.h"
 
 namespace trireme::cli {
@@ -187,9 +188,10 @@ class Bench {
     for (int64_t i = 0; i < out.logits.rows(); ++i) {
       const int64_t row = batch.logit_rows[static_cast<size_t>(i)];
       while (end + batch.segments[segment].rows <= row) end += batch.segments[segment++].rows;
-      const float* logits = out.logits.view().row(i);
-      const auto best = std::max_element(logits, logits + out.logits.cols()) - logits;
-      newest_[static_cast<size_t>(batch.segments[segment].slot)] = static_cast<int32_t>(best);
+      const std::optional<int32_t> best =
+          ops::greedy({out.logits.view().row(i), static_cast<size_t>(out.logits.cols())});
+      if (!best) throw Failure("the model gave logits that are no numbers; its weights are damaged");
+      newest_[static_cast<size_t>(batch.segments[segment].slot)] = *best;
     }
   }
 

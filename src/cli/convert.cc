@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
-#include <thread>
 
+#include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
 #include "cli/engine_flags.h"
@@ -18,7 +17,7 @@ struct Options {
   std::string from;
   std::string to;
   std::string fp8;
-  int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  int threads = 0;
 };
 
 void print_report(const checkpoint::ConvertReport& report) {
@@ -39,7 +38,7 @@ void print_report(const checkpoint::ConvertReport& report) {
 
 void run(const Options& options) {
   const auto groups = checkpoint::parse_fp8_groups(options.fp8);
-  const auto report = checkpoint::convert_to_fp8(options.from, options.to, groups, options.threads);
+  const auto report = checkpoint::convert_to_fp8(options.from, options.to, groups, thread_count(options.threads));
   checkpoint::Checkpoint::open(options.to);  // what was written must be valid
   print_report(report);
 }
@@ -53,8 +52,8 @@ void add_convert(CLI::App& app) {
   command->add_option("--to", options->to, "Folder to write, new or empty")->required()->check(not_empty());
   command->add_option("--fp8", options->fp8, "Groups of matrices to convert, separated by commas: attn, moe, dense")
       ->required();
-  command->add_option("--threads", options->threads, "Threads to work on; default: all of the machine")
-      ->check(CLI::Range(1, 1024));
+  command->add_option("--threads", options->threads, "Threads to work on; 0 (default): one a core")
+      ->check(CLI::Range(0, 1024));
   command->callback([options] { run(*options); });
 }
 

@@ -20,8 +20,8 @@ namespace trireme::cli {
 namespace {
 
 // The processor flags that decide which instruction set is used, by Linux' names.
-constexpr const char* kFlags[] = {"avx2",     "fma",        "f16c",        "avx512f",  "avx512bw", "avx512vl",
-                                  "avx512dq", "avx512vbmi", "avx512_bf16", "amx_tile", "amx_bf16"};
+constexpr const char* kFlags[] = {"avx2",     "fma",      "f16c",     "avx512f", "avx512bw",
+                                  "avx512vl", "avx512dq", "amx_tile", "amx_bf16"};
 
 struct Processor {
   std::string model = "unknown";

@@ -2,9 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <thread>
-
 #include "base/error.h"
 
 namespace trireme::cli {
@@ -48,10 +45,6 @@ void resolve_model(std::filesystem::path& model) {
   }
   throw BadInput(fmt::format("--model: the default model is neither at {} nor at {}; name a model's folder",
                              places[0].lexically_normal().string(), places[1].lexically_normal().string()));
-}
-
-int thread_count(int wanted) {
-  return wanted > 0 ? wanted : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 std::string_view precision_name(ops::Precision precision) { return precision == ops::Precision::f32 ? "f32" : "bf16"; }

@@ -27,9 +27,6 @@ void add_engine_flags(CLI::App& command, engine::EngineOptions& options);
 // neither.
 void resolve_model(std::filesystem::path& model);
 
-// What --threads means: 0 is one a core.
-int thread_count(int wanted);
-
 // "f32" or "bf16".
 std::string_view precision_name(ops::Precision precision);
 

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "cli/engine_flags.h"
 #include "engine/engine.h"
+#include "serve/requests.h"
 #include "text/answer.h"
 #include "text/chat.h"
 #include "text/json_text.h"
@@ -152,14 +153,15 @@ engine::EngineOptions engine_options(const EvalArgs& args, const std::vector<Que
 }
 
 // Asks all questions, at most `concurrency` at once, greedily. Returns the seconds from the first to the last.
-double ask(engine::Engine& engine, const std::vector<Question>& questions, std::vector<Answer>& answers) {
+double ask(engine::Engine& engine, const std::vector<int32_t>& stop_ids, const std::vector<Question>& questions,
+           std::vector<Answer>& answers) {
   const auto start = std::chrono::steady_clock::now();
   for (size_t i = 0; i < questions.size(); ++i) {
     engine::Request request;
     request.prompt = questions[i].prompt;
     request.sampling.temperature = 0;
     request.sampling.max_tokens = kMaxTokens;
-    for (const int64_t id : engine.config().eos_tokens) request.sampling.stop_ids.push_back(static_cast<int32_t>(id));
+    request.sampling.stop_ids = stop_ids;
     request.on_output = [&answer = answers[i]](const engine::Output& output) {
       for (const engine::OutputToken& t : output.tokens) answer.ids.push_back(t.token);
       answer.outputs += output.tokens.empty() ? 0 : 1;
@@ -238,7 +240,7 @@ void run(EvalArgs& args) {
   if (!args.ids_out.empty()) ids = open_ids(args.ids_out);
   std::vector<Answer> answers(questions.size());  // outlives the engine, whose thread fills it
   engine::Engine engine(engine_options(args, questions));
-  const double seconds = ask(engine, questions, answers);
+  const double seconds = ask(engine, serve::stop_ids(engine.config(), tokenizer), questions, answers);
   const std::map<std::string, Tally> tasks = judge(questions, answers, tokenizer);
   Tally all;
   for (const auto& [name, t] : tasks) all.add(t);

@@ -17,6 +17,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "checkpoint/config.h"
 #include "cli/engine_flags.h"
 #include "engine/engine.h"
 #include "serve/chat_fields.h"
@@ -138,27 +139,27 @@ class Printer {
   bool began_ = false;
 };
 
-engine::Request make_request(const GenerateFlags& flags, const engine::Engine& engine, const text::Tokenizer& tokenizer,
+// Needs no loaded model, so that what is wrong is told before it is.
+engine::Request make_request(const GenerateFlags& flags, const text::Tokenizer& tokenizer,
                              const text::ChatRequest& chat) {
+  const checkpoint::ModelConfig config = checkpoint::read_config(flags.engine.model);
   engine::Request request;
   request.prompt = text::encode_chat(tokenizer, chat);
-  const int64_t left = engine.config().max_positions - static_cast<int64_t>(request.prompt.size());
+  const int64_t left = config.max_positions - static_cast<int64_t>(request.prompt.size());
   if (left < 1) {
     throw BadInput(fmt::format("the prompt has {} tokens, which leaves no room in a context of {} tokens",
-                               request.prompt.size(), engine.config().max_positions));
+                               request.prompt.size(), config.max_positions));
   }
   const serve::SamplingDefaults defaults = serve::read_sampling_defaults(flags.engine.model);
   request.sampling.max_tokens = flags.max_tokens.value_or(left);
   if (request.sampling.max_tokens > left) {
     throw BadInput(fmt::format("--max-tokens {}: the prompt has {} tokens and the context {}, so at most {} are left",
-                               request.sampling.max_tokens, request.prompt.size(), engine.config().max_positions,
-                               left));
+                               request.sampling.max_tokens, request.prompt.size(), config.max_positions, left));
   }
   request.sampling.temperature = static_cast<float>(flags.temperature.value_or(defaults.temperature));
   request.sampling.top_p = static_cast<float>(flags.top_p.value_or(defaults.top_p));
   request.sampling.seed = flags.seed.value_or(serve::random_seed());
-  for (const int64_t id : engine.config().eos_tokens) request.sampling.stop_ids.push_back(static_cast<int32_t>(id));
-  if (const int32_t id = tokenizer.special().end_of_msg; id >= 0) request.sampling.stop_ids.push_back(id);
+  request.sampling.stop_ids = serve::stop_ids(config, tokenizer);
   return request;
 }
 
@@ -175,10 +176,11 @@ void run(GenerateFlags& flags) {
   resolve_model(flags.engine.model);
   const text::ChatRequest chat = read_chat(flags);
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.engine.model);
+  engine::Request request = make_request(flags, tokenizer, chat);
   flags.engine.max_running = 1;
+  flags.engine.max_tokens = static_cast<int64_t>(request.prompt.size()) + request.sampling.max_tokens;
   Events events;  // outlives the engine, whose thread fills it
   engine::Engine engine(flags.engine);
-  engine::Request request = make_request(flags, engine, tokenizer, chat);
   request.on_output = [&events](const engine::Output& output) { events.put(output); };
   engine.submit(std::move(request));
 

@@ -17,8 +17,8 @@ double seconds(const Body& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Bytes per second that all threads of `pool` read from memory together: the best of several passes over a block that
-// no cache holds.
+// Bytes per second that all threads of `pool` read together: the best of several passes over 512 MiB, which is from
+// memory unless the caches are larger than that.
 double measure_read_rate(ThreadPool& pool);
 
 // Operations per second, two a multiply-add, of independent chains of float32 FMA in registers on all threads: what the

@@ -4,15 +4,25 @@
 #include <pthread.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
+#include <stop_token>
 #include <string>
+#include <thread>
 
+#include "base/error.h"
 #include "base/version.h"
+#include "cli/deployment_flags.h"
 #include "cli/engine_flags.h"
+#include "comm/local.h"
+#include "comm/mpi.h"
+#include "engine/led_machine.h"
+#include "engine/rank.h"
 #include "serve/server.h"
 
 namespace trireme::cli {
@@ -29,6 +39,26 @@ sigset_t block_signals() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   return set;
 }
+
+// Until it goes, a blocked signal ends the process as it would by itself: nothing is served yet, and loading may take
+// long.
+class EndsOnSignal {
+ public:
+  explicit EndsOnSignal(const sigset_t& signals)
+      : thread_([signals](const std::stop_token& stop) {
+          constexpr timespec kTurn{0, 20'000'000};
+          while (!stop.stop_requested()) {
+            const int number = sigtimedwait(&signals, nullptr, &kTurn);
+            if (number < 0) continue;
+            std::signal(number, SIG_DFL);
+            pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+            std::raise(number);
+          }
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
 
 void print_memory(const ledger::Plan& plan) {
   constexpr double kMiB = 1024.0 * 1024.0;
@@ -54,23 +84,91 @@ void print_ready(const serve::Server& server, const serve::ServerOptions& option
   std::fflush(stdout);
 }
 
-void run(serve::ServerOptions& options, const std::string& log_level) {
-  spdlog::set_level(spdlog::level::from_str(log_level));
-  resolve_model(options.engine.model);
-  const sigset_t signals = block_signals();
-  serve::Server server(options);
+// Serves until a signal comes. `loading` ends the process on a signal until the model is there.
+void serve_until_signal(const serve::ServerOptions& options, std::unique_ptr<engine::Machine> machine,
+                        const sigset_t& signals, std::optional<EndsOnSignal>& loading) {
+  serve::Server server(options, std::move(machine));
+  loading.reset();
   const engine::Engine& engine = server.engine();
   fmt::print("trireme {}: {}\n", kVersion, options.engine.model.string());
   fmt::print("operations: {}, {} threads, {}\nmemory:\n", engine.isa(), engine.threads(),
              precision_name(options.engine.precision));
   print_memory(engine.account().plan());
   print_ready(server, options);
-  int number = 0;
-  sigwait(&signals, &number);
+  constexpr timespec kTurn{0, 200'000'000};
+  while (sigtimedwait(&signals, nullptr, &kTurn) < 0) {
+    if (const std::string dead = engine.stats().dead; !dead.empty()) throw Failure(dead);
+  }
   fmt::print("stopping (again to stop at once)\n");
   std::fflush(stdout);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // the second one ends the process
   server.stop(kGrace);
+}
+
+engine::RankOptions rank_options(const engine::EngineOptions& o, const layout::Instance& instance,
+                                 const checkpoint::ModelConfig& config) {
+  engine::RankOptions r;
+  r.isa = o.isa;
+  r.precision = o.precision;
+  r.threads = o.threads > 0 ? o.threads : 1;  // ranks share the machine's cores
+  r.slots = o.max_running;
+  r.tokens = o.max_tokens > 0
+                 ? o.max_tokens
+                 : std::max(o.max_running * std::min<int64_t>(config.max_positions, 4096), config.max_positions);
+  const int64_t rows = o.max_running + o.chunk_tokens;
+  if (instance.row_bound && rows > *instance.row_bound * instance.tp) {
+    throw BadInput(
+        fmt::format("row_bound = {} allows steps of {} rows a group; --max-running {} and --chunk-tokens {} need {}",
+                    *instance.row_bound, *instance.row_bound * instance.tp, o.max_running, o.chunk_tokens, rows));
+  }
+  return r;
+}
+
+// Every rank's program: rank 0 serves, the others follow it.
+void serve_on_ranks(serve::ServerOptions& options, const layout::Instance& wanted, sigset_t signals,
+                    std::optional<EndsOnSignal>& loading) {
+  if (options.engine.draft) throw BadInput("--draft: drafts do not run on several ranks yet; leave --deployment out");
+  const checkpoint::ModelConfig config = checkpoint::read_config(options.engine.model);
+  const layout::Instance instance = layout::resolve(wanted, config);
+  const engine::RankOptions rank_settings = rank_options(options.engine, instance, config);
+  const auto body = [&](comm::World& world) {
+    engine::Rank rank(options.engine.model, instance, rank_settings, world);
+    if (world.rank() != 0) return engine::follow(rank);
+    fmt::print("instance {}: {} ranks, {} stages, dp {}, tp {}, dcp {}, ep {}\n", instance.name, instance.ranks(),
+               instance.stages(), instance.dp, instance.tp, instance.dcp, instance.ep);
+    serve_until_signal(options, std::make_unique<engine::LedMachine>(rank), signals, loading);
+  };
+  const std::chrono::seconds kForEver{0};  // ranks wait for the next request
+  if (comm::under_mpi()) {
+    // SIGTERM is mpirun's word that the job has ended: every rank says so and goes. Ctrl-C stops rank 0 gracefully.
+    loading.reset();
+    sigdelset(&signals, SIGTERM);
+    if (comm::run_mpi(false, body, kForEver) != 0) throw Failure("a rank failed");
+    return;
+  }
+  comm::LocalOptions local;
+  local.ranks_per_host = static_cast<int>(instance.ranks_per_host);
+  local.patience = kForEver;
+  comm::run_local(static_cast<int>(instance.ranks()), local, body);
+}
+
+void run(serve::ServerOptions& options, const std::string& log_level, const std::string& deployment_name,
+         const std::string& instance_name) {
+  spdlog::set_level(spdlog::level::from_str(log_level));
+  std::optional<layout::Instance> instance;
+  if (!deployment_name.empty()) {
+    const layout::Deployment deployment = layout::read_deployment(deployment_name);
+    if (options.engine.model.empty() && deployment.model) options.engine.model = *deployment.model;
+    instance = choose_instance(deployment, instance_name);
+  }
+  resolve_model(options.engine.model);
+  const sigset_t signals = block_signals();
+  std::optional<EndsOnSignal> loading(signals);
+  if (instance) {
+    serve_on_ranks(options, *instance, signals, loading);
+  } else {
+    serve_until_signal(options, nullptr, signals, loading);
+  }
 }
 
 }  // namespace
@@ -101,7 +199,8 @@ void add_serve(CLI::App& app) {
       ->check(CLI::Range(1, 65536));
   command
       ->add_option("--max-tokens", options->engine.max_tokens,
-                   "Tokens that the cache holds; 0 (default): as --max-running needs")
+                   "Tokens that the MLA pages hold; 0 (default): --max-running times the context or 4096, whichever is "
+                   "less, but one full context at least")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   command->add_option("--chunk-tokens", options->engine.chunk_tokens, "Most prompt tokens in one step (default 512)")
       ->check(CLI::Range(1, 1 << 20));
@@ -110,7 +209,16 @@ void add_serve(CLI::App& app) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--log-level", *log_level, "debug, info (default), warning, error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
-  command->callback([options, log_level] { run(*options, *log_level); });
+  const auto deployment = std::make_shared<std::string>();
+  const auto instance = std::make_shared<std::string>();
+  command
+      ->add_option(
+          "--deployment", *deployment,
+          "Deployment file or built-in name: run on its ranks, as threads or under mpirun; limits count for each "
+          "attention group")
+      ->check(not_empty());
+  command->add_option("--instance", *instance, "Which instance of the deployment")->check(not_empty());
+  command->callback([=] { run(*options, *log_level, *deployment, *instance); });
 }
 
 }  // namespace trireme::cli

@@ -5,10 +5,15 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdlib>
 
 namespace trireme::comm {
 namespace {
+
+// mpirun sends SIGKILL one second after SIGTERM, but at once when a first survivor exits. So each stays for a while
+// after its line, in which the others, who get the signal within milliseconds, write theirs. Less than that second.
+constexpr std::chrono::milliseconds kLinger{400};
 
 sigset_t only_term() {
   sigset_t set;
@@ -49,6 +54,7 @@ void EndWatch::watch() const {
   if (over_.load()) return;
   // Nobody can be told if this fails.
   if (!silent_.load() && write(STDERR_FILENO, line_.data(), line_.size()) < 0) _exit(1);
+  std::this_thread::sleep_for(kLinger);
   _exit(1);
 }
 

@@ -12,7 +12,7 @@ namespace trireme::comm {
 std::string host_name();
 
 // While it lives, SIGTERM (which mpirun sends to the survivors when a rank died) prints one line and ends this process
-// with status 1, at once and whatever its threads do. Threads that started before it was made must have SIGTERM
+// with status 1 within a second, whatever its threads do. Threads that started before it was made must have SIGTERM
 // blocked.
 class EndWatch {
  public:

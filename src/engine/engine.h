@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
 #include "checkpoint/config.h"
 #include "engine/request.h"
 #include "ledger/ledger.h"
@@ -29,20 +32,38 @@ struct EngineOptions {
   int64_t gamma = 4;                           // drafted tokens a round
 };
 
+// What submit() throws when no more requests may wait: the same request may be taken later.
+class QueueFull : public Failure {
+ public:
+  using Failure::Failure;
+};
+
 struct EngineStats {
   int64_t running = 0, waiting = 0;
-  int64_t pages_total = 0, pages_free = 0, slots_total = 0, slots_free = 0;
+  int64_t pages_total = 0, pages_free = 0, slots_total = 0, slots_free = 0;  // of all attention groups
+  int64_t page_tokens = 0;     // tokens of a request that one page stands for
+  int64_t request_tokens = 0;  // most tokens of one request: its context, or the pages of a group
   int64_t requests = 0, finished = 0, cancelled = 0, failed = 0, retractions = 0;
   int64_t prompt_tokens = 0, generated_tokens = 0;
   int64_t steps = 0;
   int64_t draft_rounds = 0, draft_emitted = 0;  // accept length = emitted / rounds
-  double last_step_age_s = 0;                   // since the loop last came round; large when it hangs
+  double last_round_age_s = 0;                  // since the loop last came round; large when it hangs
+  std::string dead;                             // why the engine takes no requests any more; empty while it does
 };
+
+struct Sequence;  // engine/scheduler.h
+class Machine;    // engine/machine.h
 
 class Engine {
  public:
-  // Loads the model. Throws BadInput or Failure.
-  explicit Engine(const EngineOptions& options);
+  // Called on the engine's thread before every step with the requests in it; what it throws, the step has thrown.
+  using Probe = std::function<void(std::span<const Sequence* const> sequences)>;
+
+  // Loads the model. Throws BadInput or Failure, for options that cannot be and for memory that the machine does not
+  // have before any weight is read. Only tests of what never happens by itself need a probe.
+  explicit Engine(const EngineOptions& options, Probe probe = nullptr);
+  // Runs on a machine that was made elsewhere; of the options only chunk_tokens and max_queue count.
+  Engine(const EngineOptions& options, std::unique_ptr<Machine> machine);
   // Ends running requests with FinishReason::cancelled and joins the thread.
   ~Engine();
   Engine(const Engine&) = delete;
@@ -54,7 +75,7 @@ class Engine {
   int threads() const;
 
   // Thread-safe. Throws BadInput naming the field if the request can never run (empty or too long a prompt, token out
-  // of range, bad sampling value) and Failure if the queue is full. Events may come before it returns.
+  // of range, bad sampling value), QueueFull, and Failure if the engine is dead. Events may come before it returns.
   RequestId submit(Request request);
   // Thread-safe, idempotent; the request's last event says cancelled unless it ended first. Its pages and slots are
   // back within a step.
@@ -65,6 +86,7 @@ class Engine {
 
  private:
   struct State;
+  void start(const EngineOptions& options, std::unique_ptr<Machine> machine, Probe probe);
   std::unique_ptr<State> state_;
 };
 

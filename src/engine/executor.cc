@@ -10,7 +10,7 @@ namespace trireme::engine {
 Executor::Executor(const model::Model& model, const model::Draft* draft, Pools& pools)
     : model_(model), draft_(draft), pools_(pools) {}
 
-model::Batch make_batch(const StepPlan& plan, const std::vector<std::vector<int32_t>>& drafts) {
+model::Batch make_batch(const StepPlan& plan, const Drafts& drafts) {
   model::Batch batch;
   for (size_t i = 0; i < plan.entries.size(); ++i) {
     const PlanEntry& entry = plan.entries[i];
@@ -30,7 +30,7 @@ model::Batch make_batch(const StepPlan& plan, const std::vector<std::vector<int3
   return batch;
 }
 
-Executor::Drafts Executor::propose(const StepPlan& plan) {
+Drafts Executor::propose(const StepPlan& plan) {
   Drafts drafts(plan.entries.size());
   if (draft_ == nullptr) return drafts;
   std::vector<size_t> entries;
@@ -54,11 +54,8 @@ Executor::Drafts Executor::propose(const StepPlan& plan) {
   return drafts;
 }
 
-StepOutput Executor::run(const StepPlan& plan, std::span<const Sequence* const> sequences) {
-  const Drafts drafts = propose(plan);
-  const model::Batch batch = make_batch(plan, drafts);
-  model::ForwardOutput forward = model_.forward(batch, pools_.views());
-
+StepOutput judge(const StepPlan& plan, const Drafts& drafts, Matrix& logits, std::span<const Sequence* const> sequences,
+                 ThreadPool& pool) {
   StepOutput out;
   const size_t count = plan.entries.size();
   out.results.resize(count);
@@ -69,11 +66,11 @@ StepOutput Executor::run(const StepPlan& plan, std::span<const Sequence* const> 
     first_logit[i] = first_logit[i - 1] + before;
   }
   // Each entry works on its own rows and random numbers, so the order of work does not matter.
-  model_.ops().pool().parallel_for(static_cast<int64_t>(count), 1, [&](int64_t begin, int64_t end) {
+  pool.parallel_for(static_cast<int64_t>(count), 1, [&](int64_t begin, int64_t end) {
     for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
       if (!plan.entries[i].samples) continue;
-      const Rows logits = forward.logits.view().row_range(first_logit[i], static_cast<int64_t>(drafts[i].size()) + 1);
-      Verdict verdict = verify(logits, drafts[i], *sequences[i]);
+      const Rows rows = logits.view().row_range(first_logit[i], static_cast<int64_t>(drafts[i].size()) + 1);
+      Verdict verdict = verify(rows, drafts[i], *sequences[i]);
       for (const OutputToken& t : verdict.tokens) out.results[i].tokens.push_back(t.token);
       out.results[i].finish = verdict.finish;
       out.results[i].error = std::move(verdict.error);
@@ -85,6 +82,14 @@ StepOutput Executor::run(const StepPlan& plan, std::span<const Sequence* const> 
     ++out.draft_rounds;
     out.draft_emitted += static_cast<int64_t>(out.tokens[i].size());
   }
+  return out;
+}
+
+StepOutput Executor::run(const StepPlan& plan, std::span<const Sequence* const> sequences) {
+  const Drafts drafts = propose(plan);
+  const model::Batch batch = make_batch(plan, drafts);
+  model::ForwardOutput forward = model_.forward(batch, pools_.views());
+  StepOutput out = judge(plan, drafts, forward.logits, sequences, model_.ops().pool());
   commit(plan, batch, forward, out);
   add_draft_context(plan, batch, forward, out);
   return out;

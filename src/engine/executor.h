@@ -20,6 +20,18 @@ struct StepOutput {
   int64_t draft_emitted = 0;  // tokens that those yielded, the last one (correction or bonus) included
 };
 
+// Drafted tokens behind an entry's own, one list an entry.
+using Drafts = std::vector<std::vector<int32_t>>;
+inline Drafts no_drafts(const StepPlan& plan) { return Drafts(plan.entries.size()); }
+
+// The batch of a plan whose entries carry `drafts`. Drafted entries are not committed.
+model::Batch make_batch(const StepPlan& plan, const Drafts& drafts);
+
+// Draws the tokens of every entry that samples from the logits of its batch's wanted rows, as far as its drafts agree.
+// `logits` are used up. A row without finite logits ends only its own request, with an error.
+StepOutput judge(const StepPlan& plan, const Drafts& drafts, Matrix& logits, std::span<const Sequence* const> sequences,
+                 ThreadPool& pool);
+
 class Executor {
  public:
   // `draft` may be null; otherwise the pools have its windows. All must outlive the executor.
@@ -31,7 +43,6 @@ class Executor {
   StepOutput run(const StepPlan& plan, std::span<const Sequence* const> sequences);
 
  private:
-  using Drafts = std::vector<std::vector<int32_t>>;  // one list an entry, empty without speculation
   Drafts propose(const StepPlan& plan);
   void commit(const StepPlan& plan, const model::Batch& batch, const model::ForwardOutput& forward,
               const StepOutput& out);
@@ -42,8 +53,5 @@ class Executor {
   const model::Draft* draft_;
   Pools& pools_;
 };
-
-// The batch of a plan whose entries carry `drafts` behind their own tokens. Drafted entries are not committed.
-model::Batch make_batch(const StepPlan& plan, const std::vector<std::vector<int32_t>>& drafts);
 
 }  // namespace trireme::engine

@@ -112,7 +112,7 @@ std::vector<model::Batch> decode_batches(std::span<const int64_t> numbers) {
 }
 
 Leader::~Leader() {
-  if (std::uncaught_exceptions() > 0) return;  // the instance is lost, and with it the followers
+  if (failed_) return;
   try {
     std::vector<int64_t> nothing;
     tell(rank_.everyone(), nothing);
@@ -126,9 +126,11 @@ std::vector<Matrix> Leader::step(std::span<const model::Batch> batches) {
     throw Failure(fmt::format("a step has {} batches, the instance has {} attention groups", batches.size(), groups()));
   }
   std::vector<int64_t> numbers = encode_batches(batches);
+  failed_ = true;  // unless all of it comes back
   tell(rank_.everyone(), numbers);
   std::vector<Matrix> logits(batches.size());
   run_part(rank_, batches, &logits);
+  failed_ = false;
   return logits;
 }
 

@@ -29,6 +29,7 @@ class Leader {
 
  private:
   Rank& rank_;
+  bool failed_ = false;  // a step threw: nobody follows any more
 };
 
 // On every other rank: takes part in the leader's steps until it ends.

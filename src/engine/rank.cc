@@ -92,7 +92,7 @@ model::Parallel Rank::make_parallel(comm::World& world) {
 
 Rank::Rank(const std::filesystem::path& model, const layout::Instance& instance, const RankOptions& options,
            comm::World& world)
-    : instance_(instance), place_(layout::place_of(instance, world.rank())), threads_(options.threads) {
+    : world_(world), instance_(instance), place_(layout::place_of(instance, world.rank())), threads_(options.threads) {
   if (world.size() != instance.ranks()) {
     throw BadInput(
         fmt::format("instance {} has {} ranks, {} were started", instance.name, instance.ranks(), world.size()));
@@ -128,11 +128,16 @@ void Rank::run(std::span<const model::Batch> batches, const std::function<void(s
     const int64_t begin = std::min(place_.attention * block, batch.rows());
     micro_batches.push_back({std::min(block, batch.rows() - begin), digest_of(batch)});
   }
-  pipeline_->run(micro_batches, [&](size_t i, const model::StageStream* before) {
-    model::ForwardOutput output = model_->forward(batches[i], pools_->views(), nullptr, before);
-    done(i, output);
-    return output;
-  });
+  try {
+    pipeline_->run(micro_batches, [&](size_t i, const model::StageStream* before) {
+      model::ForwardOutput output = model_->forward(batches[i], pools_->views(), nullptr, before);
+      done(i, output);
+      return output;
+    });
+  } catch (const std::exception& e) {
+    world_.abort(e.what());
+    throw;
+  }
 }
 
 void Rank::tell_stages(std::span<std::byte> data) {

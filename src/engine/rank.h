@@ -34,7 +34,7 @@ class Rank {
   // first: a Failure names the first rank that has another. Then groups are made, the rank's layers opened and its
   // weights packed.
   Rank(const std::filesystem::path& model, const layout::Instance& instance, const RankOptions& options,
-       comm::World& world);
+       comm::World& world);  // which outlives the rank
   ~Rank();
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -50,8 +50,9 @@ class Rank {
   // Tokens of a sequence that one page number stands for: all ranks of a context group hold a part of the page.
   int64_t page_tokens() const { return ops::kPageTokens * instance_.dcp; }
 
-  // Runs the batches of the attention group through the pipeline, one after the other. `done` gets each one's output,
-  // where it has logits on the last stage only. Every rank of the instance calls it with as many batches.
+  // Runs the batches of the attention group through the pipeline, one after the other. What it throws ends the job for
+  // all ranks: the others may wait for this one, and this one's streams for them. `done` gets each one's output, where
+  // it has logits on the last stage only. Every rank of the instance calls it with as many batches.
   void run(std::span<const model::Batch> batches, const std::function<void(size_t, model::ForwardOutput&)>& done);
 
   // What the last stage found, told to the ranks with the same number in the other stages.
@@ -66,6 +67,7 @@ class Rank {
   comm::Communicator* make_group(comm::World& world, layout::Group group, const std::string& suffix = "");
   model::Parallel make_parallel(comm::World& world);
 
+  comm::World& world_;
   layout::Instance instance_;
   layout::Place place_;
   ThreadPool threads_;

@@ -32,11 +32,11 @@ std::vector<TokenLogprob> best_of(std::span<const float> logits, int32_t n, doub
   return best;
 }
 
-void adjust(std::span<float> logits, const SamplingParams& p, std::span<const int32_t> prompt,
+void adjust(std::span<float> logits, const SamplingParams& p, int64_t produced, std::span<const int32_t> prompt,
             std::span<const int32_t> output) {
   ops::add_bias(logits, p.logit_bias);
   ops::penalize(logits, prompt, output, {p.repetition_penalty, p.presence_penalty, p.frequency_penalty});
-  if (static_cast<int64_t>(output.size()) + 1 < p.min_tokens) ops::mask(logits, p.stop_ids);
+  if (produced + 1 < p.min_tokens) ops::mask(logits, p.stop_ids);
 }
 
 std::optional<int32_t> choose(std::span<const float> logits, const SamplingParams& p, uint64_t position) {
@@ -69,10 +69,12 @@ void check_sampling(const SamplingParams& p, int64_t vocab) {
   }
 }
 
-std::optional<OutputToken> sample(std::span<float> logits, const SamplingParams& params,
-                                  std::span<const int32_t> tokens, int64_t prompt_tokens) {
-  const auto prompt = tokens.first(static_cast<size_t>(prompt_tokens));
-  const auto output = tokens.subspan(static_cast<size_t>(prompt_tokens));
+bool penalizes(const SamplingParams& p) {
+  return p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0;
+}
+
+std::optional<OutputToken> sample(std::span<float> logits, const SamplingParams& params, int64_t produced,
+                                  std::span<const int32_t> prompt, std::span<const int32_t> output) {
   const bool wants_logprobs = params.top_logprobs >= 0;
   OutputToken result;
   std::vector<float> raw;
@@ -83,8 +85,8 @@ std::optional<OutputToken> sample(std::span<float> logits, const SamplingParams&
     raw.assign(logits.begin(), logits.end());
     result.top = best_of(raw, params.top_logprobs, log_sum);
   }
-  adjust(logits, params, prompt, output);
-  const std::optional<int32_t> token = choose(logits, params, output.size());
+  adjust(logits, params, produced, prompt, output);
+  const std::optional<int32_t> token = choose(logits, params, static_cast<uint64_t>(produced));
   if (!token) return std::nullopt;
   result.token = *token;
   if (wants_logprobs) result.logprob = logprob_of(raw, *token, log_sum).logprob;

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "cache/latent_cache.h"
 
 namespace trireme::engine {
 
@@ -72,6 +71,7 @@ void Scheduler::complete(const StepPlan& plan, std::span<const EntryResult> resu
     s.computed += static_cast<int64_t>(entry.tokens.size()) + std::max<int64_t>(emitted - 1, 0);
     s.tokens.insert(s.tokens.end(), result.tokens.begin(), result.tokens.end());
     if (entry.samples) s.phase = Phase::decode;
+    if (entry.drafts > 0) shrink(s, s.computed + 1);  // drafts that were refused leave their pages
     if (result.finish) {
       end(s, emitted, *result.finish, result.error);
     } else if (emitted > 0) {
@@ -99,8 +99,16 @@ Sequence& Scheduler::find(RequestId id) { return const_cast<Sequence&>(std::as_c
 
 // Makes the pages of `s` hold `tokens` tokens; false and no change if the pool has too few.
 bool Scheduler::grow(Sequence& s, int64_t tokens) {
-  const int64_t more = cache::pages_for(tokens) - static_cast<int64_t>(s.pages.size());
+  const int64_t more = pages_for(tokens) - static_cast<int64_t>(s.pages.size());
   return more <= 0 || pages_.take(more, s.pages);
+}
+
+// Gives back the pages behind `tokens` tokens.
+void Scheduler::shrink(Sequence& s, int64_t tokens) {
+  const auto kept = static_cast<size_t>(pages_for(tokens));
+  if (kept >= s.pages.size()) return;
+  pages_.give_back(std::span(s.pages).subspan(kept));
+  s.pages.resize(kept);
 }
 
 // The one place where a sequence gives up what it holds; harmless for one that holds nothing.
@@ -122,7 +130,7 @@ void Scheduler::end_for_capacity(Sequence& s) {
       fmt::format("the MLA pages hold {} tokens, fewer than this request needs alone ({} prompt and {} generated so "
                   "far); raise "
                   "max_tokens of the engine or shorten the request",
-                  pages_.total() * ops::kPageTokens, s.prompt_tokens, s.produced()));
+                  pages_.total() * limits_.page_tokens, s.prompt_tokens, s.produced()));
 }
 
 // Lowest priority first, then the least work lost, then the latest arrival. The opposite end of this order is never
@@ -172,7 +180,7 @@ void Scheduler::reserve_decodes() {
   }
 }
 
-// Drafts take only pages that are left over: speculation never costs anybody a retraction.
+// Drafts take only pages that are left over, for one step: speculation never costs anybody a retraction.
 void Scheduler::plan_decodes(StepPlan& plan) {
   for (const auto& [k, s] : running_) {
     if (s->phase != Phase::decode) continue;
@@ -208,7 +216,7 @@ void Scheduler::plan_prefills(StepPlan& plan) {
 // that one page per running request must stay free, so that letting it in does not at once cost a retraction.
 bool Scheduler::admit_head() {
   Sequence& s = find(waiting_.begin()->id);
-  const int64_t need = cache::pages_for(s.size());
+  const int64_t need = pages_for(s.size());
   const int64_t reserve = running_.empty() ? 0 : running() + 1;
   if (running_.empty() && need > pages_.free()) {
     end_for_capacity(s);

@@ -13,13 +13,15 @@
 
 #include "cache/id_pool.h"
 #include "engine/request.h"
+#include "ops/mla.h"
 
 namespace trireme::engine {
 
 struct SchedulerLimits {
-  int64_t chunk_tokens = 512;  // most prompt tokens in one step
-  int64_t max_queue = 1024;    // requests that wait beyond those that a free slot could take
-  int64_t draft_tokens = 0;    // drafted tokens per decode row; 0: no speculation
+  int64_t chunk_tokens = 512;              // most prompt tokens in one step
+  int64_t max_queue = 1024;                // requests that wait beyond those that a free slot could take
+  int64_t draft_tokens = 0;                // drafted tokens per decode row; 0: no speculation
+  int64_t page_tokens = ops::kPageTokens;  // tokens of a request that one page stands for
 };
 
 // A request inside the scheduler. `tokens` grow by what was produced and survive a retraction.
@@ -117,7 +119,9 @@ class Scheduler {
   static Key key(const Sequence& s) { return {-static_cast<int64_t>(s.priority), s.arrival, s.id}; }
 
   Sequence& find(RequestId id);
+  int64_t pages_for(int64_t tokens) const { return (tokens + limits_.page_tokens - 1) / limits_.page_tokens; }
   bool grow(Sequence& s, int64_t tokens);
+  void shrink(Sequence& s, int64_t tokens);
   Sequence& victim();
   void retract(Sequence& s);
   void release(Sequence& s);

@@ -7,20 +7,27 @@ namespace trireme::engine {
 Verdict verify(Rows logits, std::span<const int32_t> drafts, const Sequence& sequence) {
   Verdict verdict;
   const SamplingParams& params = sequence.sampling;
-  std::vector<int32_t> tokens = sequence.tokens;  // grows with what is accepted; penalties look at it
+  std::span<const int32_t> prompt;
+  std::vector<int32_t> output;  // grows with what is accepted
+  const bool remembers = penalizes(params);
+  if (remembers) {
+    prompt = std::span(sequence.tokens).first(static_cast<size_t>(sequence.prompt_tokens));
+    output.assign(sequence.output().begin(), sequence.output().end());
+  }
   for (int64_t i = 0; i < logits.rows; ++i) {
-    const auto produced = static_cast<int64_t>(tokens.size()) - sequence.prompt_tokens;
+    const int64_t produced = sequence.produced() + i;
     std::optional<OutputToken> token =
-        sample({logits.row(i), static_cast<size_t>(logits.cols)}, params, tokens, sequence.prompt_tokens);
+        sample({logits.row(i), static_cast<size_t>(logits.cols)}, params, produced, prompt, output);
     if (!token) {
       verdict.finish = FinishReason::error;
       verdict.error = "the model gave logits that are no numbers; its weights or this request's state are damaged";
       return verdict;
     }
-    tokens.push_back(token->token);
-    verdict.finish = finish_after(params, token->token, produced + 1);
+    const int32_t drawn = token->token;
+    if (remembers) output.push_back(drawn);
+    verdict.finish = finish_after(params, drawn, produced + 1);
     verdict.tokens.push_back(std::move(*token));
-    const bool agrees = static_cast<size_t>(i) < drafts.size() && drafts[static_cast<size_t>(i)] == tokens.back();
+    const bool agrees = static_cast<size_t>(i) < drafts.size() && drafts[static_cast<size_t>(i)] == drawn;
     if (verdict.finish || !agrees) break;
   }
   return verdict;

@@ -22,8 +22,7 @@ struct Verdict {
 // logits [drafts + 1, vocab], used as scratch: row i is the target's answer to the request's tokens followed by
 // drafts[0..i). At each row the target's own token is drawn, with the random number that belongs to that position of
 // the output. While it equals the draft, the next row is valid and drawn from too. So the output is, token for token,
-// the one without speculation, greedy or sampled, and its distribution is the target's. (Accept rule R1 for greedy and
-// the first form of R2 for sampled requests.)
+// the one without speculation, greedy or sampled, and its distribution is the target's.
 Verdict verify(Rows logits, std::span<const int32_t> drafts, const Sequence& sequence);
 
 }  // namespace trireme::engine

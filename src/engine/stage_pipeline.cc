@@ -2,6 +2,7 @@
 
 #include <array>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "comm/stream.h"
@@ -17,10 +18,10 @@ constexpr int kBodyTag = 2;
 }  // namespace
 
 // The state of one call of run().
-struct StagePipeline::Run {
-  Run(const StagePipeline& the_pipeline, std::span<const MicroBatch> the_batches, const Forward& the_forward)
+struct StagePipeline::Run : std::enable_shared_from_this<StagePipeline::Run> {
+  Run(StagePipeline& the_pipeline, std::span<const MicroBatch> the_batches, const Forward& the_forward)
       : pipeline(the_pipeline),
-        batches(the_batches),
+        batches(the_batches.begin(), the_batches.end()),
         forward(the_forward),
         order(pipeline.config_),
         in(static_cast<size_t>(pipeline.config_.slots)),
@@ -34,7 +35,8 @@ struct StagePipeline::Run {
     before.bank.assign(static_cast<size_t>(config.bank_rows_in), Matrix(batch.rows, pipeline.columns_));
     for (const StageAction& action : order.next(batch.rows == 0, index + 1 == batches.size())) {
       if (action.lane == Lane::side) {
-        ended[{action.step, action.micro_batch}] = side.run([this, action] { perform(action); });
+        ended[{action.step, action.micro_batch}] =
+            pipeline.side_.run([self = shared_from_this(), action] { self->perform(action); });
         continue;
       }
       for (const StageAction::Need& need : action.needs) wait(need);
@@ -136,14 +138,13 @@ struct StagePipeline::Run {
     if (!body.empty()) edge.send(to, kBodyTag, body);
   }
 
-  const StagePipeline& pipeline;
-  std::span<const MicroBatch> batches;
-  const Forward& forward;
+  StagePipeline& pipeline;
+  const std::vector<MicroBatch> batches;
+  const Forward& forward;  // of the main lane
   StageOrder order;
   std::vector<model::StageStream> in, out;                     // by slot
   std::array<Message, kBankBuffers> raw;                       // BANK messages as received
   std::map<std::pair<StageStep, int64_t>, comm::Event> ended;  // of the side lane
-  comm::Stream side;                                           // last: its work uses all of the above
 };
 
 StagePipeline::StagePipeline(const StageConfig& config, int64_t columns, comm::Wire wire, comm::Communicator* proxy,
@@ -151,9 +152,9 @@ StagePipeline::StagePipeline(const StageConfig& config, int64_t columns, comm::W
     : config_(config), columns_(columns), wire_(wire), proxy_(proxy), bank_(bank) {}
 
 void StagePipeline::run(std::span<const MicroBatch> micro_batches, const Forward& forward) {
-  Run run(*this, micro_batches, forward);
-  for (size_t i = 0; i < micro_batches.size(); ++i) run.tick(i);
-  run.finish();
+  const auto run = std::make_shared<Run>(*this, micro_batches, forward);
+  for (size_t i = 0; i < micro_batches.size(); ++i) run->tick(i);
+  run->finish();
 }
 
 }  // namespace trireme::engine

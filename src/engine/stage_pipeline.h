@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/stream.h"
 #include "engine/stage_order.h"
 #include "model/model.h"
 
@@ -38,6 +39,8 @@ class StagePipeline {
   comm::Wire wire_;
   comm::Communicator* proxy_;
   comm::Communicator* bank_;
+  // Outlives every run: a run that throws must not wait for messages that never come.
+  comm::Stream side_;
 };
 
 }  // namespace trireme::engine

@@ -37,7 +37,12 @@ std::vector<int64_t> divisors(int64_t number, const Works& works) {
 
 class Resolver {
  public:
-  Resolver(Instance instance, const ModelConfig& config) : instance_(std::move(instance)), config_(config) {}
+  Resolver(Instance instance, const ModelConfig& config) : instance_(std::move(instance)), config_(config) {
+    ModelConfig without_experts = config_;  // their many entries divide whole
+    without_experts.moe.experts = 0;
+    entries_ = checkpoint::catalogue(without_experts);
+    std::erase_if(entries_, [](const auto& entry) { return entry.elements() == 0; });  // their router
+  }
 
   Instance run() {
     check_numbers();
@@ -47,6 +52,7 @@ class Resolver {
     check_vocab();
     check_hosts();
     check_weight_shard();
+    check_shares();
     check_role();
     check_prefill();
     check_eager_bank();
@@ -154,13 +160,12 @@ class Resolver {
              one_of(divisors(ranks, works)));
     }
     if (instance_.row_bound && instance_.max_dispatch_tokens) {
-      // The ranks of an attention group divide its rows before they go to experts.
-      const int64_t rows = (*instance_.row_bound + instance_.tp - 1) / instance_.tp;
+      const int64_t rows = *instance_.row_bound;  // of a rank's own: tp has divided the batch already
       if (*instance_.max_dispatch_tokens < rows) {
         refuse(
             "experts.max_dispatch_tokens = {} is less than the {} rows that row_bound = {} lets a rank send; {} would "
             "work",
-            *instance_.max_dispatch_tokens, rows, *instance_.row_bound, rows);
+            *instance_.max_dispatch_tokens, rows, rows, rows);
       }
     }
   }
@@ -217,19 +222,44 @@ class Resolver {
              one_of(divisors(ranks, [&](int64_t d) { return is_inside_host(d, ranks); })));
     }
     if (instance_.weight_shard == 1) return;
-    ModelConfig without_experts = config_;  // their many entries are never sharded
-    without_experts.moe.experts = 0;
     RankShare share;
     share.heads.count = instance_.tp;
     share.weights.count = instance_.weight_shard;
-    const auto entries = checkpoint::catalogue(without_experts);
-    const bool any = std::any_of(entries.begin(), entries.end(), [&](const auto& e) { return is_sharded(e, share); });
+    const bool any = std::any_of(entries_.begin(), entries_.end(), [&](const auto& e) { return is_sharded(e, share); });
     if (!any) {
       refuse(
           "weight_shard = {} has nothing to share: behind layer 0 the model has no latent projection and no shared "
           "expert, and attention.tp = {} {}; weight_shard = 1 would work",
           instance_.weight_shard, instance_.tp, instance_.tp > 1 ? "already divides its heads" : "has no layer left");
     }
+  }
+
+  // Shares are of ceil(rows / ranks), so the last rank may be left with nothing. The tensor of which it would have
+  // none, if the three groups had these sizes.
+  const checkpoint::CatalogueEntry* empty_share(int64_t tp, int64_t vocab, int64_t weights) const {
+    RankShare share;
+    share.heads = share.query_heads = {tp - 1, tp};
+    share.vocab = {vocab - 1, vocab};
+    share.weights = {weights - 1, weights};
+    const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                    [&](const auto& entry) { return !slice_of(entry, config_, share).has_value(); });
+    return found == entries_.end() ? nullptr : &*found;
+  }
+
+  void check_shares() const {
+    const int64_t tp = instance_.tp;
+    const int64_t vocab = instance_.vocab;
+    const int64_t weights = instance_.weight_shard;
+    const auto check = [&](const char* setting, int64_t size, const checkpoint::CatalogueEntry* empty,
+                           const auto& works) {
+      if (empty == nullptr) return;
+      refuse("{} = {} leaves a rank without a share of {} {}; {} = {} would work", setting, size, empty->name,
+             fmt::format("[{}]", fmt::join(empty->shape, ", ")), setting, one_of(divisors(size, works)));
+    };
+    check("attention.tp", tp, empty_share(tp, 1, 1), [&](int64_t d) { return empty_share(d, 1, 1) == nullptr; });
+    check("vocab", vocab, empty_share(tp, vocab, 1), [&](int64_t d) { return empty_share(tp, d, 1) == nullptr; });
+    check("weight_shard", weights, empty_share(tp, 1, weights),
+          [&](int64_t d) { return empty_share(tp, 1, d) == nullptr; });
   }
 
   void check_role() const {
@@ -295,6 +325,7 @@ class Resolver {
 
   Instance instance_;
   const ModelConfig& config_;
+  std::vector<checkpoint::CatalogueEntry> entries_;  // but for experts
 };
 
 }  // namespace

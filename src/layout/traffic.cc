@@ -40,7 +40,7 @@ std::string_view read_by(const checkpoint::CatalogueEntry& entry) {
   const std::string_view name = std::string_view(entry.name).substr(entry.name.rfind('.') + 1);
   if (entry.group == checkpoint::Group::kda && (name == "k_proj" || name == "v_proj" || name == "g_proj"))
     return "q_proj";
-  if (entry.group == checkpoint::Group::shared && name == "up_proj") return "gate_proj";
+  if (name == "up_proj" || name == "routed_expert_down_proj") return "gate_proj";  // of the shared expert
   return name;
 }
 
@@ -48,8 +48,8 @@ std::string_view read_by(const checkpoint::CatalogueEntry& entry) {
 
 std::vector<StepRows> step_rows(const Instance& instance, std::span<const BatchRows> batches) {
   if (std::ssize(batches) != instance.dp) {
-    throw BadInput(fmt::format("traffic of {} batches in instance {} of {}", batches.size(), instance.name,
-                               instance.dp));
+    throw BadInput(
+        fmt::format("traffic of {} batches in instance {} of {}", batches.size(), instance.name, instance.dp));
   }
   std::vector<StepRows> all;
   StepRows most;
@@ -66,8 +66,8 @@ std::vector<StepRows> step_rows(const Instance& instance, std::span<const BatchR
     all.push_back(rows);
   }
   for (StepRows& rows : all) {
-    rows.block = instance.row_bound.value_or(most.block);
-    rows.wanted_block = instance.row_bound.value_or(most.wanted_block);
+    rows.block = instance.row_bound ? group_block(instance, *instance.row_bound) : most.block;
+    rows.wanted_block = instance.row_bound ? rows.block : most.wanted_block;
   }
   return all;
 }

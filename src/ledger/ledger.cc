@@ -70,6 +70,7 @@ class Weights {
     if (!slice) return;
     switch (form_of(entry)) {
       case Form::table:
+        if (share_.layer_begin > 0) break;  // with tied embeddings the last stage packs it as its head, below
         charge(weight_line(Group::embedding),
                weight_bytes(checkpoint_.stored(entry.name).format, slice->rows, slice->cols));
         break;

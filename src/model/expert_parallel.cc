@@ -27,9 +27,9 @@ ExpertExchange::ExpertExchange(const Pass& pass, const MoeWeights& w, ConstRows 
       to_(static_cast<size_t>(ranks_)),
       from_(static_cast<size_t>(ranks_)),
       rows_(static_cast<size_t>(ranks_)),
-      slots_(static_cast<size_t>(ranks_)),
-      result_bytes_(static_cast<size_t>(ranks_)),
-      returned_bytes_(static_cast<size_t>(ranks_)) {
+      slots_(static_cast<size_t>(ranks_)) {
+  back_->result_bytes.resize(static_cast<size_t>(ranks_));
+  back_->returned_bytes.resize(static_cast<size_t>(ranks_));
   plan();
 }
 
@@ -141,16 +141,17 @@ void ExpertExchange::dispatch(comm::Stream& stream) {
   {
     const Workspace::Scope scope(pass_.workspace);
     const Rows outputs = run_experts(rows);
-    results_.resize(static_cast<size_t>(outputs.rows * row_bytes));
-    comm::pack(outputs, wire, results_.data());
+    back_->results.resize(static_cast<size_t>(outputs.rows * row_bytes));
+    comm::pack(outputs, wire, back_->results.data());
   }
   for (size_t r = 0; r < from_.size(); ++r) {
-    result_bytes_[r] = static_cast<int64_t>(from_[r].pairs.size()) * row_bytes;
-    returned_bytes_[r] = static_cast<int64_t>(to_[r].pairs.size()) * row_bytes;
+    back_->result_bytes[r] = static_cast<int64_t>(from_[r].pairs.size()) * row_bytes;
+    back_->returned_bytes[r] = static_cast<int64_t>(to_[r].pairs.size()) * row_bytes;
   }
-  returned_.resize(static_cast<size_t>(sum(returned_bytes_)));
-  done_ =
-      stream.run([this] { pass_.parallel.combine->all_to_all(results_, result_bytes_, returned_, returned_bytes_); });
+  back_->returned.resize(static_cast<size_t>(sum(back_->returned_bytes)));
+  done_ = stream.run([back = back_, group = pass_.parallel.combine] {
+    group->all_to_all(back->results, back->result_bytes, back->returned, back->returned_bytes);
+  });
 }
 
 void ExpertExchange::combine(Rows y) {
@@ -160,7 +161,7 @@ void ExpertExchange::combine(Rows y) {
   const int64_t row_bytes = z_.cols * comm::element_bytes(wire);
   const Workspace::Scope scope(pass_.workspace);
   const Rows pairs = pass_.workspace.rows(z_.rows * top_k, z_.cols);
-  const std::byte* from = returned_.data();
+  const std::byte* from = back_->returned.data();
   for (const std::vector<int32_t>& slots : slots_) {
     for (const int32_t slot : slots) {
       comm::unpack(from, pairs.row_range(slot, 1), wire);

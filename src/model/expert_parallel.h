@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -49,8 +50,12 @@ class ExpertExchange {
   std::vector<Message> to_, from_;           // by rank
   std::vector<std::vector<int32_t>> rows_;   // by rank: own rows that go there
   std::vector<std::vector<int32_t>> slots_;  // by rank: row * top_k + choice of each pair that goes there
-  std::vector<std::byte> results_, returned_;
-  std::vector<int64_t> result_bytes_, returned_bytes_;  // by rank
+  // What the stream works on; its own, since an exception may leave before it is done.
+  struct WayBack {
+    std::vector<std::byte> results, returned;
+    std::vector<int64_t> result_bytes, returned_bytes;  // by rank
+  };
+  std::shared_ptr<WayBack> back_ = std::make_shared<WayBack>();
   comm::Event done_;
 };
 

@@ -13,6 +13,14 @@ namespace {
 // Rows that a dense MLP takes at a time: its intermediate rows are the widest of the model.
 constexpr int64_t kRowTile = 512;
 
+// Whether the rows that a projection reads go to its blocks, which all ranks of the shard do together.
+bool moves(const Pass& pass, const Projection& w) { return w.block >= 0 && !pass.shard->gathered(w.block); }
+
+void finish_mlp(const Pass& pass, const MlpWeights& w, Rows gate, ConstRows up, Rows out) {
+  pass.ops.glu(gate, up, glu_of(pass.config), gate);
+  project(pass, gate, {{w.down, out}});
+}
+
 }  // namespace
 
 ops::Glu glu_of(const checkpoint::ModelConfig& config) {
@@ -21,22 +29,18 @@ ops::Glu glu_of(const checkpoint::ModelConfig& config) {
 }
 
 void dense_mlp(const Pass& pass, const MlpWeights& w, ConstRows x, Rows out) {
-  const ops::Glu glu = glu_of(pass.config);
   const Workspace::Scope scope(pass.workspace);
   // Where activations move, every rank of the shard calls project() once, whatever rows it has.
-  const bool moves = w.gate.block >= 0 && !pass.shard->gathered(w.gate.block);
-  const int64_t tile = moves ? x.rows : std::min(kRowTile, x.rows);
+  const int64_t tile = moves(pass, w.gate) ? x.rows : std::min(kRowTile, x.rows);
   const Rows gate_tile = pass.workspace.rows(tile, w.gate.rows);
   const Rows up_tile = pass.workspace.rows(tile, w.up.rows);
   int64_t first = 0;
   do {
     const int64_t count = std::min(tile, x.rows - first);
-    const ConstRows in = x.row_range(first, count);
     const Rows gate = gate_tile.row_range(0, count);
     const Rows up = up_tile.row_range(0, count);
-    project(pass, in, {{w.gate, gate}, {w.up, up}});
-    pass.ops.glu(gate, up, glu, gate);
-    project(pass, gate, {{w.down, out.row_range(first, count)}});
+    project(pass, x.row_range(first, count), {{w.gate, gate}, {w.up, up}});
+    finish_mlp(pass, w, gate, up, out.row_range(first, count));
     first += count;
   } while (first < x.rows);
 }
@@ -53,20 +57,32 @@ void moe_mlp(const Pass& pass, const MoeWeights& w, ConstRows x, Rows out) {
   pass.ops.route({logits, w.bias.data(), c.top_k, c.renormalize, c.scaling, ids.data(), weights.data()});
 
   ConstRows z = x;
+  // x travels once for all that reads it; otherwise the shared expert has the time of the combine to itself.
+  const bool together = w.latent_down && w.shared && moves(pass, *w.latent_down);
+  const Rows gate = together ? pass.workspace.rows(rows, w.shared->gate.rows) : Rows{};
+  const Rows up = together ? pass.workspace.rows(rows, w.shared->up.rows) : Rows{};
   if (w.latent_down) {
     const Rows down = pass.workspace.rows(rows, width);
-    project(pass, x, {{*w.latent_down, down}});
+    if (together) {
+      project(pass, x, {{*w.latent_down, down}, {w.shared->gate, gate}, {w.shared->up, up}});
+    } else {
+      project(pass, x, {{*w.latent_down, down}});
+    }
     z = down;
   }
+  const auto run_shared = [&] {
+    if (!w.shared) return;
+    together ? finish_mlp(pass, *w.shared, gate, up, out) : dense_mlp(pass, *w.shared, x, out);
+  };
   const Rows sum = pass.workspace.rows(rows, width);
   if (pass.parallel.experts == nullptr) {
     pass.ops.experts({z, ids.data(), weights.data(), c.top_k, w.experts, glu_of(pass.config), sum});
-    if (w.shared) dense_mlp(pass, *w.shared, x, out);
+    run_shared();
   } else {
     // The shared expert runs while results travel back.
     ExpertExchange exchange(pass, w, z, ids.data(), weights.data());
     exchange.dispatch(*pass.side);
-    if (w.shared) dense_mlp(pass, *w.shared, x, out);
+    run_shared();
     exchange.combine(sum);
   }
   if (pass.trace) {

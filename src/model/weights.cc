@@ -20,7 +20,7 @@ using checkpoint::CatalogueEntry;
 using checkpoint::Group;
 
 // What the projections of a layer read, by number: one gather of rows each when activations move.
-enum Input : int64_t { kInput, kNarrow, kNarrowGate, kGate, kMixed, kMlpInput, kLatentInput, kHidden, kExpertSum };
+enum Input : int64_t { kInput, kNarrow, kNarrowGate, kGate, kMixed, kMlpInput, kHidden, kExpertSum };
 
 class Loader {
  public:
@@ -138,7 +138,7 @@ class Loader {
     w.router = matrix(p + "gate");
     w.bias = vector(p + "gate.e_score_correction_bias");
     if (c.latent) {
-      w.latent_down = projection(p + "routed_expert_down_proj", kLatentInput);
+      w.latent_down = projection(p + "routed_expert_down_proj", kMlpInput);
       w.latent_up = projection(p + "routed_expert_up_proj", kExpertSum, ops::Output::f32);
       if (c.latent_norm) w.latent_norm = vector(p + "routed_expert_norm");
     }

@@ -27,6 +27,7 @@ std::span<int32_t> Workspace::ints(int64_t count) {
 
 std::byte* Workspace::take(int64_t bytes) {
   const int64_t need = round_up(std::max<int64_t>(bytes, 1), kLine);
+  if (block_ == 0 && used_ == 0 && blocks_.size() > 1) merge();
   if (blocks_.empty()) blocks_.emplace_back(std::max(need, kSmallestBlock));
   if (used_ + need > blocks_[block_].bytes()) {
     // Blocks behind the one in use hold nothing: the next one may be replaced, so that none lies idle for being too
@@ -43,16 +44,13 @@ std::byte* Workspace::take(int64_t bytes) {
   return taken;
 }
 
-void Workspace::rewind(size_t block, int64_t used) {
-  block_ = block;
-  used_ = used;
-  // Nothing is in use and the last pass needed several blocks: the next one of that size gets a single block.
-  if (block == 0 && used == 0 && blocks_.size() > 1) {
-    int64_t total = 0;
-    for (const Buffer& b : blocks_) total += b.bytes();
-    blocks_.clear();
-    blocks_.emplace_back(total);
-  }
+// Nothing is in use and the last pass needed several blocks: the next one of that size gets a single block. Not done
+// when the last scope ends, since a destructor must not throw.
+void Workspace::merge() {
+  int64_t total = 0;
+  for (const Buffer& b : blocks_) total += b.bytes();
+  blocks_.clear();
+  blocks_.emplace_back(total);
 }
 
 }  // namespace trireme::model

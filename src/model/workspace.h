@@ -1,4 +1,4 @@
-// Memory of intermediate results, kept from one forward pass to the next so that a decode step allocates nothing.
+// Memory of intermediate results, kept from one forward pass to the next so that it is allocated once.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,11 @@ class Workspace {
 
  private:
   std::byte* take(int64_t bytes);
-  void rewind(size_t block, int64_t used);
+  void rewind(size_t block, int64_t used) {
+    block_ = block;
+    used_ = used;
+  }
+  void merge();
 
   std::vector<Buffer> blocks_;
   size_t block_ = 0;  // the block in use

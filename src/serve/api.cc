@@ -14,7 +14,7 @@
 namespace trireme::serve {
 namespace {
 
-constexpr double kHungSeconds = 120.0;                   // a step that takes longer than this counts as a hang
+constexpr double kHungSeconds = 120.0;                   // a round that takes longer than this counts as a hang
 constexpr std::string_view kModelsPath = "/v1/models/";  // before a model's name
 
 HttpResponse json_response(const Json& json, int status = 200) {
@@ -156,7 +156,9 @@ void Api::post(const HttpRequest& request, const std::shared_ptr<Exchange>& exch
 }
 
 HttpResponse Api::health() const {
-  const double age = context_.engine.stats().last_step_age_s;
+  const engine::EngineStats stats = context_.engine.stats();
+  if (!stats.dead.empty()) throw ApiError(503, stats.dead, "", "engine_down");
+  const double age = stats.last_round_age_s;
   if (age > kHungSeconds)
     throw ApiError(503, fmt::format("the engine has not come round for {:.0f} s", age), "", "engine_hung");
   return json_response({{"status", "ok"}});
@@ -165,7 +167,7 @@ HttpResponse Api::health() const {
 HttpResponse Api::metrics() const {
   return {.status = 200,
           .content_type = "text/plain; version=0.0.4; charset=utf-8",
-          .body = context_.metrics.render(context_.engine.stats(), ops::kPageTokens),
+          .body = context_.metrics.render(context_.engine.stats()),
           .headers = {}};
 }
 
@@ -187,9 +189,7 @@ void Api::check_model(const std::optional<std::string>& model) const {
       "model", "model_not_found");
 }
 
-int64_t Api::max_context() const {
-  return std::min(context_.engine.config().max_positions, context_.engine.stats().pages_total * ops::kPageTokens);
-}
+int64_t Api::max_context() const { return context_.engine.stats().request_tokens; }
 
 GenerationPlan Api::plan(AnswerForm form, CommonRequest common) const {
   GenerationPlan plan;
@@ -197,9 +197,8 @@ GenerationPlan Api::plan(AnswerForm form, CommonRequest common) const {
                options_.model_name};
   plan.own_stop_ids = common.sampling.stop_ids;
   if (!common.ignore_eos) {
-    for (const int64_t id : context_.engine.config().eos_tokens)
-      common.sampling.stop_ids.push_back(static_cast<int32_t>(id));
-    if (const int32_t end = context_.tokenizer.special().end_of_msg; end >= 0) common.sampling.stop_ids.push_back(end);
+    const std::vector<int32_t> ids = stop_ids(context_.engine.config(), context_.tokenizer);
+    common.sampling.stop_ids.insert(common.sampling.stop_ids.end(), ids.begin(), ids.end());
   }
   plan.decoder.stop = common.stop;
   plan.common = std::move(common);
@@ -230,7 +229,10 @@ void Api::fit(GenerationPlan& plan, const char* field) const {
                     count, longest, context, left),
         name, "context_length_exceeded");
   }
-  plan.common.sampling.max_tokens = plan.common.max_tokens.value_or(left);
+  int64_t absent = left;
+  if (plan.head.form == AnswerForm::completion)
+    absent = std::min(left, std::max(kCompletionTokens, plan.common.sampling.min_tokens));
+  plan.common.sampling.max_tokens = plan.common.max_tokens.value_or(absent);
 }
 
 void Api::chat_completion(const std::string& body, const std::shared_ptr<Exchange>& exchange) {

@@ -88,10 +88,10 @@ void Generation::start() {
     if (plan_.common.stream) begin_stream();
   } catch (const BadInput& error) {
     fail(ApiError(400, error.what()));
+  } catch (const engine::QueueFull& error) {
+    fail(ApiError(429, error.what(), "", "queue_full"));
   } catch (const Failure& error) {
-    // Either the queue is full, or the engine is at its end.
-    const bool full = context_.engine.stats().waiting > 0;
-    fail(ApiError(full ? 429 : 503, error.what(), "", full ? "queue_full" : "engine_down"));
+    fail(ApiError(503, error.what(), "", "engine_down"));
   } catch (const std::exception& error) {
     fail(ApiError(500, error.what()));
   }
@@ -191,7 +191,11 @@ text::ParsedDelta Generation::take_tokens(Choice& choice, const engine::Output& 
     ++count;
     if (logs_probabilities()) choice.unlogged.push_back(token);
     const bool last = &token == &output.tokens.back() && output.finish == engine::FinishReason::stop;
-    if (!(last && contains(plan_.own_stop_ids, token.token))) append(delta, choice.decoder.push(token.token));
+    if (last && contains(plan_.own_stop_ids, token.token)) {
+      choice.stop_id = token.token;
+    } else {
+      append(delta, choice.decoder.push(token.token));
+    }
   }
   time_tokens(choice, count);
   return delta;
@@ -216,8 +220,8 @@ void Generation::end_choice(Choice& choice, const engine::Output& output) {
         choice.decoder.tool_calls() > 0 && choice.decoder.matched_stop().empty() ? "tool_calls" : "stop";
     if (!choice.decoder.matched_stop().empty()) {
       end.matched_stop = choice.decoder.matched_stop();
-    } else if (!output.tokens.empty() && contains(plan_.own_stop_ids, output.tokens.back().token)) {
-      end.matched_stop = output.tokens.back().token;
+    } else if (choice.stop_id) {
+      end.matched_stop = *choice.stop_id;
     }
   } else {
     end.finish_reason = "length";

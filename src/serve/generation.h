@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -72,7 +73,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
     int64_t prompt_tokens = 0;
     int64_t generated = 0;
     Clock::time_point last_token;
-    bool counted = false;  // in the metrics
+    bool counted = false;            // in the metrics
+    std::optional<int32_t> stop_id;  // the request's own, if it ended the answer
     std::optional<ChoiceEnd> end;
     std::vector<engine::OutputToken> unlogged;  // tokens whose log probabilities were not sent yet
     int64_t text_offset = 0;

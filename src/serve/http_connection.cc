@@ -168,7 +168,7 @@ awaitable<bool> Connection::serve_one() {
       co_return false;
     }
     const bool has_body = !parser.is_done();
-    if (auto answer = context_.handler.screen(request)) {
+    if (auto answer = context_.handler->screen(request)) {
       // A body that nobody reads cannot be told from the next request.
       if (has_body) head.keep_alive = false;
       disarm();
@@ -215,7 +215,7 @@ awaitable<bool> Connection::exchange(HttpRequest request, const Head& head) {
   watching_ = true;
   asio::co_spawn(
       executor(), [self = shared_from_this()] { return self->watch(); }, asio::detached);
-  context_.handler.handle(std::move(request), exchange_);
+  context_.handler->handle(std::move(request), exchange_);
 
   bool alive = true;
   bool begun = false;
@@ -276,7 +276,7 @@ awaitable<bool> Connection::send_response(const HttpResponse& response, const He
 awaitable<void> Connection::refuse(int status, std::string message) {
   Head head;
   head.keep_alive = false;
-  const HttpResponse response = context_.handler.protocol_error(status, message);
+  const HttpResponse response = context_.handler->protocol_error(status, message);
   const bool sent = co_await send_response(response, head);
   if (sent) co_await linger();
 }

@@ -23,7 +23,7 @@ namespace trireme::serve {
 // What all connections of a server share; outlives them.
 struct ConnectionContext {
   const HttpOptions options;
-  Handler& handler;
+  Handler* handler = nullptr;  // set before the first connection
   std::atomic<bool> draining{false};
 };
 

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -35,8 +34,8 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 struct HttpServer::Core {
-  Core(const HttpOptions& http_options, Handler& application)
-      : shared{http_options, application, {}}, accept_strand(asio::make_strand(io)), acceptor(io) {}
+  explicit Core(const HttpOptions& http_options)
+      : shared{http_options, nullptr, {}}, accept_strand(asio::make_strand(io)), acceptor(io) {}
 
   asio::awaitable<void> accept_loop();
   void admit(tcp::socket socket);
@@ -62,7 +61,11 @@ asio::awaitable<void> HttpServer::Core::accept_loop() {
     tcp::socket socket(asio::make_strand(io));
     co_await acceptor.async_accept(socket, asio::redirect_error(asio::use_awaitable, error));
     if (!error) {
-      admit(std::move(socket));
+      try {
+        admit(std::move(socket));
+      } catch (const std::exception& thrown) {  // this connection is lost, not those that follow
+        spdlog::error("accept: {}", thrown.what());
+      }
       continue;
     }
     if (error == asio::error::operation_aborted || error == asio::error::bad_descriptor) co_return;
@@ -106,7 +109,7 @@ void HttpServer::Core::for_each(Action action) {
   for (const auto& connection : open) asio::post(connection->executor(), [connection, action] { action(*connection); });
 }
 
-HttpServer::HttpServer(const HttpOptions& options, Handler& handler) : core_(std::make_shared<Core>(options, handler)) {
+HttpServer::HttpServer(const HttpOptions& options) : core_(std::make_shared<Core>(options)) {
   error_code error;
   tcp::resolver resolver(core_->io);
   const auto found = resolver.resolve(options.host, std::to_string(options.port), tcp::resolver::passive, error);
@@ -123,15 +126,30 @@ HttpServer::HttpServer(const HttpOptions& options, Handler& handler) : core_(std
 
 HttpServer::~HttpServer() { stop(); }
 
-void HttpServer::start() {
+void HttpServer::start(Handler& handler) {
   error_code error;
   core_->acceptor.listen(asio::socket_base::max_listen_connections, error);
   const HttpOptions& options = core_->shared.options;
   if (error) throw Failure(fmt::format("cannot listen on {} port {}: {}", options.host, port(), error.message()));
+  core_->shared.handler = &handler;
   core_->work.emplace(asio::make_work_guard(core_->io));
   asio::co_spawn(
-      core_->accept_strand, [core = core_.get()] { return core->accept_loop(); }, asio::detached);
-  for (int i = 0; i < options.threads; ++i) core_->threads.emplace_back([core = core_.get()] { core->io.run(); });
+      core_->accept_strand, [core = core_.get()] { return core->accept_loop(); },
+      [](const std::exception_ptr& thrown) {
+        try {
+          if (thrown) std::rethrow_exception(thrown);
+        } catch (const std::exception& failed) {
+          spdlog::critical("accept: {}; no further connections are taken", failed.what());
+        }
+      });
+  try {
+    for (int i = 0; i < options.threads; ++i) core_->threads.emplace_back([core = core_.get()] { core->io.run(); });
+  } catch (const std::exception& thrown) {  // no memory, or no thread
+    const size_t started = core_->threads.size();
+    stop();
+    throw Failure(
+        fmt::format("I/O thread {} of {} cannot be started: {}", started + 1, options.threads, thrown.what()));
+  }
 }
 
 uint16_t HttpServer::port() const { return core_->port; }

@@ -27,15 +27,15 @@ struct HttpOptions {
 class HttpServer {
  public:
   // Takes the address but does not listen yet. Throws BadInput if the host is unknown and Failure if the port is in use
-  // or not allowed. `handler` must outlive this.
-  HttpServer(const HttpOptions& options, Handler& handler);
+  // or not allowed.
+  explicit HttpServer(const HttpOptions& options);
   // Stops without grace.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  // Throws Failure if the port was taken in the meantime.
-  void start();
+  // `handler` must live until stop(). Throws Failure if the port was taken in the meantime.
+  void start(Handler& handler);
   uint16_t port() const;
   int64_t connections() const;
 

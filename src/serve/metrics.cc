@@ -119,7 +119,7 @@ void Metrics::ended(Ending ending, double seconds_since_arrival, int64_t prompt_
   state_->generated_tokens.Observe(static_cast<double>(generated_tokens));
 }
 
-std::string Metrics::render(const engine::EngineStats& stats, int64_t page_tokens) const {
+std::string Metrics::render(const engine::EngineStats& stats) const {
   std::vector<prometheus::MetricFamily> families;
   Page page(families, state_->model);
   const auto share = [](int64_t part, int64_t whole) {
@@ -138,9 +138,10 @@ std::string Metrics::render(const engine::EngineStats& stats, int64_t page_token
   page.counter("vllm:generation_tokens_total", "Tokens generated", stats.generated_tokens);
   page.gauge("sglang:num_running_reqs", "Requests that hold a state slot", running);
   page.gauge("sglang:num_queue_reqs", "Requests in the queue", waiting);
-  page.gauge("sglang:num_used_tokens", "Tokens of cache pages in use", static_cast<double>(pages_used * page_tokens));
+  page.gauge("sglang:num_used_tokens", "Tokens of cache pages in use",
+             static_cast<double>(pages_used * stats.page_tokens));
   page.gauge("sglang:max_total_num_tokens", "Tokens that all cache pages hold",
-             static_cast<double>(stats.pages_total * page_tokens));
+             static_cast<double>(stats.pages_total * stats.page_tokens));
   page.gauge("sglang:token_usage", "Share of the cache pages in use, 0 to 1", share(pages_used, stats.pages_total));
   page.gauge("sglang:mamba_usage", "Share of the recurrent state slots in use, 0 to 1",
              share(slots_used, stats.slots_total));

@@ -27,7 +27,7 @@ class Metrics {
   void ended(Ending ending, double seconds_since_arrival, int64_t prompt_tokens, int64_t generated_tokens);
 
   // The page for GET /metrics; gauges are taken from `stats` and are there even when nothing ever ran.
-  std::string render(const engine::EngineStats& stats, int64_t page_tokens) const;
+  std::string render(const engine::EngineStats& stats) const;
 
  private:
   struct State;

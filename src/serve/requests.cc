@@ -186,6 +186,14 @@ SamplingDefaults read_sampling_defaults(const std::filesystem::path& dir) {
   return defaults;
 }
 
+std::vector<int32_t> stop_ids(const checkpoint::ModelConfig& config, const text::Tokenizer& tokenizer) {
+  std::vector<int32_t> ids;
+  for (const int64_t id : config.eos_tokens) ids.push_back(static_cast<int32_t>(id));
+  const int32_t end = tokenizer.special().end_of_msg;
+  if (end >= 0 && std::find(ids.begin(), ids.end(), end) == ids.end()) ids.push_back(end);
+  return ids;
+}
+
 uint64_t random_seed() { return (uint64_t{std::random_device{}()} << 32) | std::random_device{}(); }
 
 ChatCompletionRequest parse_chat_completion(std::string_view body, const RequestLimits& limits) {
@@ -212,7 +220,6 @@ CompletionRequest parse_completion(std::string_view body, const RequestLimits& l
   const Fields fields(json, "");
   CompletionRequest request;
   read_common(fields, limits, request);
-  if (!request.max_tokens) request.max_tokens = std::max(kCompletionTokens, request.sampling.min_tokens);
   check_token_counts(request);
   request.prompts = read_prompts(fields, limits);
   if (static_cast<int64_t>(request.prompts.size()) * request.n > kMaxChoices) {

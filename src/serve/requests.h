@@ -10,9 +10,11 @@
 #include <variant>
 #include <vector>
 
+#include "checkpoint/config.h"
 #include "engine/request.h"
 #include "serve/api_error.h"
 #include "text/chat.h"
+#include "text/tokenizer.h"
 
 namespace trireme::serve {
 
@@ -25,6 +27,9 @@ struct SamplingDefaults {
 // Reads temperature and top_p from dir/generation_config.json if it is there and has them. Throws BadInput that names
 // file and key.
 SamplingDefaults read_sampling_defaults(const std::filesystem::path& dir);
+
+// The ids that end an answer of this model: those of its config, and the end of a message in its chat format.
+std::vector<int32_t> stop_ids(const checkpoint::ModelConfig& config, const text::Tokenizer& tokenizer);
 
 // The seed of a request that names none: from the system's source of randomness.
 uint64_t random_seed();
@@ -39,7 +44,7 @@ inline constexpr int64_t kMaxChoices = 128;  // n times the prompts of one reque
 inline constexpr int64_t kMaxTopLogprobs = 20;
 inline constexpr int64_t kMaxStops = 64;
 inline constexpr int64_t kMaxStopBytes = 1024;    // of one stop string
-inline constexpr int64_t kCompletionTokens = 16;  // max_tokens of /v1/completions when it is absent, as OpenAI has it
+inline constexpr int64_t kCompletionTokens = 16;  // most of /v1/completions without max_tokens, as OpenAI has it
 
 // Fields that chat and text completions share. `sampling.stop_ids` holds the request's own stop_token_ids;
 // `sampling.seed` and `sampling.max_tokens` are set when the prompt is known.

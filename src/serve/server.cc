@@ -1,7 +1,6 @@
 #include "serve/server.h"
 
 #include <filesystem>
-#include <optional>
 #include <utility>
 
 #include "serve/api.h"
@@ -21,43 +20,27 @@ std::string folder_name(const std::filesystem::path& model) {
   return path.filename().string();
 }
 
-// The HTTP server is made before the model is loaded, so that a port in use is told at once; it answers through this.
-class LateHandler : public Handler {
- public:
-  void set(Handler& handler) { handler_ = &handler; }
-  std::optional<HttpResponse> screen(const HttpRequest& request) override { return handler_->screen(request); }
-  void handle(HttpRequest request, std::shared_ptr<Exchange> exchange) override {
-    handler_->handle(std::move(request), std::move(exchange));
-  }
-  HttpResponse protocol_error(int status, const std::string& message) override {
-    return handler_->protocol_error(status, message);
-  }
-
- private:
-  Handler* handler_ = nullptr;  // set before the server listens
-};
-
 }  // namespace
 
-// Destroyed from the end: the engine's events may still reach the workers, whose tasks may still reach the engine;
-// stop() ends the workers while both are there.
+// Whatever may be refused at once (the port, the tokenizer, the defaults) comes before the engine, which loads the
+// model. Destroyed from the end: the engine's events may still reach the workers, whose tasks may still reach the
+// engine; stop() ends the workers while both are there.
 struct Server::State {
-  explicit State(const ServerOptions& options)
-      : http(options.http, handler),
+  State(const ServerOptions& options, std::unique_ptr<engine::Machine> machine)
+      : http(options.http),
         name(options.model_name.empty() ? folder_name(options.engine.model) : options.model_name),
         tokenizer(text::Tokenizer::load(options.engine.model)),
+        defaults(read_sampling_defaults(options.engine.model)),
         metrics(name),
         workers(kWorkerThreads),
-        engine(options.engine),
-        api({name, options.api_key, read_sampling_defaults(options.engine.model)},
-            {engine, tokenizer, metrics, workers, live}) {
-    handler.set(api);
-    http.start();
+        engine(machine ? engine::Engine(options.engine, std::move(machine)) : engine::Engine(options.engine)),
+        api({name, options.api_key, defaults}, {engine, tokenizer, metrics, workers, live}) {
+    http.start(api);
   }
-  LateHandler handler;
   HttpServer http;
   const std::string name;
   const text::Tokenizer tokenizer;
+  const SamplingDefaults defaults;
   Metrics metrics;
   Workers workers;
   LiveGenerations live;
@@ -65,7 +48,8 @@ struct Server::State {
   Api api;
 };
 
-Server::Server(const ServerOptions& options) : state_(std::make_unique<State>(options)) {}
+Server::Server(const ServerOptions& options, std::unique_ptr<engine::Machine> machine)
+    : state_(std::make_unique<State>(options, std::move(machine))) {}
 
 Server::~Server() { stop(std::chrono::milliseconds(0)); }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "engine/engine.h"
+#include "engine/machine.h"
 #include "serve/http_server.h"
 
 namespace trireme::serve {
@@ -20,8 +21,9 @@ struct ServerOptions {
 
 class Server {
  public:
-  // Takes the port, loads the model, then listens. Throws BadInput or Failure.
-  explicit Server(const ServerOptions& options);
+  // Takes the port, loads the model, then listens. With `machine` the engine runs on that instead of loading a model of
+  // its own. Throws BadInput or Failure.
+  explicit Server(const ServerOptions& options, std::unique_ptr<engine::Machine> machine = nullptr);
   // Stops without grace.
   ~Server();
   Server(const Server&) = delete;

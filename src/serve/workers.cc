@@ -1,11 +1,23 @@
 #include "serve/workers.h"
 
+#include <fmt/format.h>
+
+#include <exception>
 #include <utility>
+
+#include "base/error.h"
 
 namespace trireme::serve {
 
 Workers::Workers(int threads) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+  try {
+    threads_.reserve(static_cast<size_t>(threads));
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+  } catch (const std::exception& error) {  // no memory, or no thread
+    const size_t started = threads_.size();
+    stop();
+    throw Failure(fmt::format("worker thread {} of {} cannot be started: {}", started + 1, threads, error.what()));
+  }
 }
 
 Workers::~Workers() { stop(); }

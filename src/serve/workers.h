@@ -13,6 +13,7 @@ namespace trireme::serve {
 
 class Workers {
  public:
+  // Throws Failure if the system does not give as many threads.
   explicit Workers(int threads);
   ~Workers();
   Workers(const Workers&) = delete;

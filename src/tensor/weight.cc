@@ -39,6 +39,7 @@ void widen_fp8_row(const WeightView& w, int64_t row, float* out) {
 }
 
 void widen_row(const WeightView& w, int64_t row, float* out) {
+  if (w.cols == 0) return;
   const int64_t first = row * w.cols;
   switch (w.format) {
     case WeightFormat::f32:

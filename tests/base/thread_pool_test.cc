@@ -1,8 +1,11 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -12,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/scarce.h"
 
 namespace trireme {
 namespace {
@@ -22,7 +26,7 @@ TEST(ThreadPool, CoversEveryIndexOnce) {
     EXPECT_EQ(pool.threads(), threads);
     for (const int64_t count : {0, 1, 2, 7, 64, 1000}) {
       for (const int64_t grain : {1, 3, 64, 5000}) {
-        SCOPED_TRACE(testing::Message() << threads << " threads, " << count << " items, grain " << grain);
+        SCOPED_TRACE(::testing::Message() << threads << " threads, " << count << " items, grain " << grain);
         std::vector<std::atomic<int>> seen(static_cast<size_t>(count));
         std::mutex mutex;
         std::vector<std::pair<int64_t, int64_t>> ranges;
@@ -94,6 +98,27 @@ TEST(ThreadPool, Reuse) {
     if (round % 100 == 99) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   EXPECT_EQ(total, 400 * 36);
+}
+
+// Some threads start and wait, then one cannot: those must end, and the caller hear of it.
+TEST(ThreadPool, SaysThatTheSystemHasNoMoreThreads) {
+  if (!trireme::testing::kScarcityWorks) GTEST_SKIP();
+  const auto too_many = [] {
+    trireme::testing::leave_address_space(int64_t{256} << 20);
+    try {
+      const ThreadPool pool(1024);
+    } catch (const Failure& e) {
+      std::fprintf(stderr, "%s", e.what());
+      _exit(0);
+    }
+    _exit(1);
+  };
+  EXPECT_EXIT(too_many(), ::testing::ExitedWithCode(0), "thread [0-9]+ of 1024 cannot be started: .*use fewer");
+}
+
+TEST(ThreadPool, CountsZeroAsOneACore) {
+  EXPECT_EQ(thread_count(0), static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+  EXPECT_EQ(thread_count(3), 3);
 }
 
 TEST(ThreadPool, RefusesImpossibleSizes) {

@@ -21,6 +21,11 @@ TEST(IdPool, HandsOutEveryNumberOnce) {
   EXPECT_TRUE(pool.full());
 }
 
+TEST(IdPool, RefusesMoreThanItsNumbersCanName) {
+  EXPECT_THROW(IdPool("page", kMostIds + 1), Failure);
+  EXPECT_THROW(IdPool("page", -1), Failure);
+}
+
 TEST(IdPool, TakesAllOrNothing) {
   IdPool pool("page", 3);
   std::vector<int32_t> ids{7};

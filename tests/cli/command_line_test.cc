@@ -171,6 +171,68 @@ TEST_F(CommandLineTest, AQuestionThatCannotRunEndsTheOthers) {
   EXPECT_NE(outcome.said.find("trireme: question q2: prompt has 4097 tokens"), std::string::npos) << outcome.said;
 }
 
+// A folder with all of k3-nano but its weights: whatever is said about it was said before the model was loaded.
+void make_weightless() {
+  fs::create_directories("weightless");
+  for (const auto& file : fs::directory_iterator(kNano)) {
+    if (file.path().extension() != ".safetensors") fs::copy_file(file.path(), "weightless" / file.path().filename());
+  }
+}
+
+TEST_F(CommandLineTest, WhatCanBeKnownIsToldBeforeTheModelIsLoaded) {
+  make_weightless();
+  const std::vector<std::string> generate = {"generate", "--model", "weightless", "--prompt", "hi"};
+  const auto with = [](std::vector<std::string> command, const std::vector<std::string>& more) {
+    command.insert(command.end(), more.begin(), more.end());
+    return command;
+  };
+  expect_refused(generate, "safetensors");
+  expect_refused(with(generate, {"--max-tokens", "100000"}), "--max-tokens 100000");
+  expect_refused(with(generate, {"--draft", TRIREME_SOURCE_DIR "/models/k3-nano-dspark", "--gamma", "8"}),
+                 "gamma is 8");
+  std::ofstream("chat.json") << R"([{"role": "emperor", "content": "x"}])";
+  expect_refused({"generate", "--model", "weightless", "--chat", "chat.json"}, "messages[0]");
+  std::ofstream("weightless/generation_config.json") << R"({"temperature": "hot"})";
+  expect_refused(generate, "generation_config.json: temperature");
+  expect_refused({"serve", "--port", "0", "--model", "weightless"}, "generation_config.json: temperature");
+}
+
+TEST_F(CommandLineTest, WhatTheMemoryCannotHoldIsRefused) {
+  const Outcome outcome = run({"serve", "--port", "0", "--model", kNano, "--max-tokens", "100000000000"});
+  EXPECT_EQ(outcome.status, 1) << outcome.said;
+  EXPECT_NE(outcome.said.find("lower max_tokens (--max-tokens"), std::string::npos) << outcome.said;
+}
+
+TEST_F(CommandLineTest, NoThreadsAreAllThreads) {
+  expect_refused({"convert", "--from", "nowhere", "--to", "made", "--fp8", "attn", "--threads", "0"}, "nowhere");
+}
+
+// Whether the process blocks SIGTERM, which `serve` does shortly before it loads.
+bool blocks_term(pid_t process) {
+  std::ifstream in("/proc/" + std::to_string(process) + "/status");
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("SigBlk:")) return ((std::stoull(line.substr(7), nullptr, 16) >> (SIGTERM - 1)) & 1) != 0;
+  }
+  return false;
+}
+
+// Pools of half a gigabyte, all of which is zeroed, make the loading long enough to be met.
+TEST_F(CommandLineTest, ASignalEndsTheServerWhileItLoads) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    (void)dup2(open("out", O_WRONLY | O_CREAT | O_TRUNC, 0644), STDOUT_FILENO);
+    const std::vector<const char*> argv = {"trireme", "serve",        "--port", "0",    "--model",
+                                           kNano,     "--max-tokens", "60000", nullptr};
+    _exit(run_command_line(static_cast<int>(argv.size()) - 1, argv.data()));
+  }
+  for (int i = 0; i < 30'000 && !blocks_term(child); ++i) usleep(1000);
+  kill(child, SIGTERM);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status << "\n" << slurp("out");
+}
+
 TEST_F(CommandLineTest, LostOutputIsAFailure) {
   const std::vector<std::string> commands[] = {
       {"--help"},           {"--version"},      {"doctor"},

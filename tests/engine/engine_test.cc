@@ -28,10 +28,28 @@ std::string refusal(Engine& engine, std::vector<int32_t> prompt, SamplingParams 
 // The count of pages must not overflow.
 TEST(Engine, RefusesMoreTokensThanCanBeCounted) {
   EngineOptions options = nano_options();
-  for (const int64_t tokens : {std::numeric_limits<int64_t>::max(), (int64_t{1} << 40) + 1, int64_t{-1}}) {
+  for (const int64_t tokens : {std::numeric_limits<int64_t>::max(), (int64_t{1} << 37) + 1, int64_t{-1}}) {
     options.max_tokens = tokens;
     EXPECT_THROW(Engine engine(options), BadInput) << tokens;
   }
+}
+
+std::string failure(const EngineOptions& options) {
+  try {
+    const Engine engine(options);
+  } catch (const Failure& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Engine, RefusesMoreMemoryThanTheMachineHas) {
+  EngineOptions options = nano_options();
+  options.max_tokens = int64_t{1} << 36;
+  EXPECT_NE(failure(options).find("lower max_tokens"), std::string::npos) << failure(options);
+  options.max_tokens = 4096;
+  options.max_running = 1'000'000'000;
+  EXPECT_NE(failure(options).find("lower max_running"), std::string::npos) << failure(options);
 }
 
 TEST(Engine, RefusesWhatCanNeverRun) {
@@ -61,11 +79,19 @@ TEST(Engine, RefusesBadOptions) {
     return std::string();
   };
   EXPECT_NE(message([](EngineOptions& o) { o.max_running = 0; }).find("max_running is 0"), std::string::npos);
+  EXPECT_NE(message([](EngineOptions& o) { o.max_running = int64_t{1} << 31; }).find("max_running is 2147483648"),
+            std::string::npos);
+  EXPECT_NE(message([](EngineOptions& o) {
+              o.max_running = (int64_t{1} << 31) - 1;
+              o.max_tokens = 0;
+            }).find("set max_tokens"),
+            std::string::npos);
   EXPECT_NE(message([](EngineOptions& o) { o.chunk_tokens = 0; }).find("chunk_tokens is 0"), std::string::npos);
   EXPECT_NE(message([](EngineOptions& o) { o.threads = -1; }).find("threads is -1"), std::string::npos);
   EXPECT_NE(message([](EngineOptions& o) { o.isa = "sse9"; }).find("sse9"), std::string::npos);
   EXPECT_NE(message([](EngineOptions& o) { o.model = "/nonexistent"; }).find("/nonexistent"), std::string::npos);
   EXPECT_NE(message([](EngineOptions& o) {
+              o.model = "/nonexistent";  // told before the model is looked at
               o.draft = nano_dir("k3-nano-dspark");
               o.gamma = 8;
             }).find("gamma is 8"),
@@ -123,7 +149,7 @@ TEST(Engine, AFullQueueIsRefusedAndRecovers) {
   try {
     ask(engine, {5, 6}, greedy(1));
     FAIL() << "the queue took a fourth";
-  } catch (const Failure& e) {
+  } catch (const QueueFull& e) {
     EXPECT_NE(std::string(e.what()).find("max_queue is 2"), std::string::npos) << e.what();
   }
   for (const Asked& a : asked) engine.cancel(a.id);

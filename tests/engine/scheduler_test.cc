@@ -203,6 +203,24 @@ TEST(Scheduler, DraftsStayInsideTheAnswerAndTakeOnlySparePages) {
   EXPECT_EQ(tight.scheduler.plan().entries[0].drafts, 0);  // rows 62..66 would need a second page
 }
 
+// A draft that crosses into a new page and is refused must not keep the page from others.
+TEST(Scheduler, RefusedDraftsGiveTheirPagesBack) {
+  Rig rig(3, 2, {.draft_tokens = 4});
+  rig.scheduler.submit(1, prompt(62), up_to(50), 0);
+  rig.step();
+  const StepPlan plan = rig.scheduler.plan();
+  ASSERT_EQ(plan.entries[0].drafts, 4);
+  ASSERT_EQ(plan.entries[0].pages.size(), 2U);
+  rig.scheduler.complete(plan, std::vector<EntryResult>{{{1}, std::nullopt, {}}});
+  EXPECT_EQ(rig.scheduler.sequence(1).computed, 63);
+  EXPECT_EQ(rig.scheduler.sequence(1).pages.size(), 1U);
+  EXPECT_EQ(rig.pages.free(), 2);
+  const StepPlan next = rig.scheduler.plan();
+  rig.scheduler.complete(next, std::vector<EntryResult>{{{1, 1, 1}, std::nullopt, {}}});
+  EXPECT_EQ(rig.scheduler.sequence(1).computed, 66);
+  EXPECT_EQ(rig.scheduler.sequence(1).pages.size(), 2U);
+}
+
 TEST(Scheduler, MisuseIsCaught) {
   Rig rig(10, 2);
   rig.scheduler.submit(1, prompt(5), up_to(9), 0);

@@ -1,6 +1,8 @@
 // Configs made in memory: Kimi K3 as published, and small ones of every shape.
 #pragma once
 
+#include <algorithm>
+#include <initializer_list>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -113,18 +115,35 @@ inline ModelConfig random_config(Rng& rng) {
   return config;
 }
 
+// The largest divisor of `number` that is at most `wanted` and leaves no share of ceil(size / divisor) empty.
+inline int64_t shares_of(int64_t number, int64_t wanted, std::initializer_list<int64_t> sizes) {
+  for (int64_t d = wanted; d > 1; --d) {
+    const auto full = [d](int64_t size) { return size == 0 || (d - 1) * ((size + d - 1) / d) < size; };
+    if (number % d == 0 && std::all_of(sizes.begin(), sizes.end(), full)) return d;
+  }
+  return 1;
+}
+
 // An instance that fits the config.
 inline Instance random_instance(Rng& rng, const ModelConfig& config) {
   Instance instance;
   instance.pipeline_stages = pick(rng, 1, config.layers);
-  instance.tp = pick_divisor(rng, config.mla.heads);
+  const int64_t channels = config.first_dense > 0 ? config.dense_inter : 0;
+  instance.tp = shares_of(config.mla.heads, pick_divisor(rng, config.mla.heads), {channels});
   instance.dcp = pick_divisor(rng, instance.tp);
   instance.dp = pick(rng, 1, 3);
   instance.ep = std::gcd(pick_divisor(rng, instance.ranks_per_stage()), config.moe.experts);
-  instance.vocab = pick_divisor(rng, instance.ranks_per_stage());
+  const int64_t ranks = instance.ranks_per_stage();
+  instance.vocab = shares_of(ranks, pick_divisor(rng, ranks), {config.vocab});
   if (config.moe.latent && config.first_dense < config.layers) {
     const bool any_moe = config.layers > 1;  // behind layer 0
-    if (any_moe) instance.weight_shard = pick_divisor(rng, instance.ranks_per_stage());
+    const int64_t width = config.kda.heads * config.kda.dim;
+    if (any_moe) {
+      instance.weight_shard =
+          shares_of(ranks, pick_divisor(rng, ranks),
+                    {*config.moe.latent, config.moe.shared_inter, config.hidden, width,
+                     config.mla.heads * (config.mla.nope + config.mla.rope), config.mla.heads * config.mla.value});
+    }
   }
   return instance;
 }

@@ -243,8 +243,8 @@ TEST(Resolve, RefusesByNameAndSaysWhatWouldWork) {
       {"experts.max_dispatch_tokens = 0", "1 to", [](auto& i, auto&) { i.max_dispatch_tokens = 0; }},
       {"experts.max_dispatch_tokens = 16 is less than the 24 rows that row_bound = 24", "; 24",
        [](auto& i, auto&) { i.dp = 4, i.max_dispatch_tokens = 16, i.row_bound = 24; }},
-      {"experts.max_dispatch_tokens = 5 is less than the 6 rows that row_bound = 24", "; 6",
-       [](auto& i, auto&) { i.tp = 4, i.max_dispatch_tokens = 5, i.row_bound = 24; }},
+      {"experts.max_dispatch_tokens = 5 is less than the 6 rows that row_bound = 6", "; 6",
+       [](auto& i, auto&) { i.tp = 4, i.max_dispatch_tokens = 5, i.row_bound = 6; }},
       {"row_bound = 0", "1 to", [](auto& i, auto&) { i.row_bound = 0; }},
       {"vocab = -1", "0 to", [](auto& i, auto&) { i.vocab = -1; }},
       {"vocab = 3 does not divide the 8 ranks", "1, 2, 4 or 8", [](auto& i, auto&) { i.dp = 8, i.vocab = 3; }},
@@ -330,7 +330,10 @@ TEST(Resolve, RefusesByNameAndSaysWhatWouldWork) {
 
 // Groups inside hosts, and a host that need not be full.
 TEST(Resolve, AcceptsHostsThatHoldTheirGroups) {
-  const ModelConfig config = testing::small();
+  ModelConfig config = testing::small();
+  config.dense_inter = 24;
+  config.moe.latent = 12;
+  config.moe.shared_inter = 8;
   Instance instance;
   instance.dp = 3;
   instance.tp = instance.dcp = 4;

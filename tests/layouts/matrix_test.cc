@@ -30,10 +30,14 @@ void PrintTo(const Layout& layout, std::ostream* out) { *out << layout.model << 
 // The largest error of a row in f32 precision. Sums over ranks have another order; 5e-6 was the most seen.
 constexpr double kF32Row = 2e-5;
 
-// Row errors against the single rank in f32 precision. In bf16 a router sometimes chooses another expert, which no
-// bound on a single row survives; the bounds are those that the engine keeps for one rank on such models.
+// In bf16, against the single rank in f32: the median and the share of rows beyond the tail's bound. These are the
+// bounds that the engine keeps on one rank for a random model, or 1.3 times what one rank has on this model in bf16, if
+// that is more: now and then rounding makes a router choose another expert, so no bound on a single row holds, and how
+// many rows that hits depends on layers and prompts.
 constexpr double kBf16Median = 3.3e-2;
 constexpr double kBf16Tail = 5.4e-2;
+constexpr double kBf16TailShare = 0.1;
+constexpr double kBf16Again = 1.3;
 
 std::span<const float> row_at(const std::vector<float>& rows, int64_t row, int64_t vocab) {
   return std::span(rows).subspan(static_cast<size_t>(row * vocab), static_cast<size_t>(vocab));
@@ -62,31 +66,30 @@ const Results& single_rank(const std::string& model, const Work& work) {
 
 class LayoutMatrix : public ::testing::TestWithParam<Layout> {};
 
-void expect_near(const Results& found, const Results& expected, int64_t vocab, Near near) {
+void expect_bits(const Results& found, const Results& expected) {
+  for (const auto& [prompt, right] : expected) {
+    const engine::PromptLogits& mine = found.at(prompt);
+    EXPECT_EQ(std::memcmp(mine.logits.data(), right.logits.data(), mine.logits.size() * 4), 0) << "prompt " << prompt;
+    EXPECT_EQ(std::memcmp(mine.greedy_logits.data(), right.greedy_logits.data(), mine.greedy_logits.size() * 4), 0)
+        << "prompt " << prompt;
+  }
+}
+
+void expect_sizes(const Results& found, const Results& expected) {
   ASSERT_EQ(found.size(), expected.size());
   for (const auto& [prompt, right] : expected) {
-    SCOPED_TRACE(fmt::format("prompt {} of {} tokens", prompt, right.logits.size() / static_cast<size_t>(vocab)));
     const engine::PromptLogits& mine = found.at(prompt);
-    ASSERT_EQ(mine.logits.size(), right.logits.size());
-    ASSERT_EQ(mine.greedy_logits.size(), right.greedy_logits.size());
-    if (near != Near::bf16) {
-      EXPECT_EQ(mine.greedy, right.greedy);
-    }
-    if (near != Near::bits) continue;
-    EXPECT_EQ(std::memcmp(mine.logits.data(), right.logits.data(), mine.logits.size() * 4), 0);
-    EXPECT_EQ(std::memcmp(mine.greedy_logits.data(), right.greedy_logits.data(), mine.greedy_logits.size() * 4), 0);
+    ASSERT_EQ(mine.logits.size(), right.logits.size()) << "prompt " << prompt;
+    ASSERT_EQ(mine.greedy.size(), right.greedy.size()) << "prompt " << prompt;
+    ASSERT_EQ(mine.greedy_logits.size(), right.greedy_logits.size()) << "prompt " << prompt;
   }
-  const std::vector<double> errors = row_errors(found, expected, vocab);
-  const double median = errors[errors.size() / 2];
-  const double tail = errors[errors.size() * 9 / 10];
-  ::testing::Test::RecordProperty("worst", fmt::format("{:.2e}", errors.back()));
-  fmt::print("worst row {:.2e}, median {:.2e}, 90% {:.2e}\n", errors.back(), median, tail);
-  if (near == Near::bf16) {
-    EXPECT_LE(median, kBf16Median);
-    EXPECT_LE(tail, kBf16Tail);
-  } else {
-    EXPECT_LE(errors.back(), kF32Row);
-  }
+}
+
+double median(const std::vector<double>& sorted) { return sorted[sorted.size() / 2]; }
+
+double tail_share(const std::vector<double>& sorted) {
+  const auto beyond = sorted.end() - std::upper_bound(sorted.begin(), sorted.end(), kBf16Tail);
+  return static_cast<double>(beyond) / static_cast<double>(sorted.size());
 }
 
 TEST_P(LayoutMatrix, GivesTheLogitsOfOneRank) {
@@ -98,9 +101,23 @@ TEST_P(LayoutMatrix, GivesTheLogitsOfOneRank) {
   work.prompts = random_prompts(layout.lengths, vocab);
   work.chunk = layout.chunk;
   const Results& expected = single_rank(layout.model, work);
-  ASSERT_GT(top_gap(row_at(expected.at(0).logits, 0, vocab)), 0) << "logits that say nothing";
   if (layout.near == Near::bf16) work.precision = ops::Precision::bf16;
-  expect_near(run_layout(dir, instance_of(layout.toml, dir), work), expected, vocab, layout.near);
+  const Results found = run_layout(dir, instance_of(layout.toml, dir), work);
+  expect_sizes(found, expected);
+  if (HasFatalFailure()) return;
+  const std::vector<double> errors = row_errors(found, expected, vocab);
+  RecordProperty("worst", fmt::format("{:.2e}", errors.back()));
+  if (layout.near == Near::bf16) {
+    const std::vector<double> once = row_errors(single_rank(layout.model, work), expected, vocab);
+    RecordProperty("median", fmt::format("{:.2e}, one rank {:.2e}", median(errors), median(once)));
+    RecordProperty("tail", fmt::format("{:.3f}, one rank {:.3f}", tail_share(errors), tail_share(once)));
+    EXPECT_LE(median(errors), std::max(kBf16Median, kBf16Again * median(once)));
+    EXPECT_LE(tail_share(errors), std::max(kBf16TailShare, kBf16Again * tail_share(once)));
+    return;
+  }
+  for (const auto& [prompt, right] : expected) EXPECT_EQ(found.at(prompt).greedy, right.greedy) << "prompt " << prompt;
+  EXPECT_LE(errors.back(), kF32Row);
+  if (layout.near == Near::bits) expect_bits(found, expected);
 }
 
 std::string name_of(const ::testing::TestParamInfo<Layout>& info) { return info.param.name; }
@@ -134,6 +151,7 @@ INSTANTIATE_TEST_SUITE_P(
         Layout{"Release16", "release", "prefill-pp16", Near::bits, kFew},
         Layout{"NanoStages", "k3-nano", "pipeline = [3, 1, 5, 4]" + kEager, Near::bits, {1, 17, 65}},
         Layout{"TinyA", "tiny-a", "pipeline = 4", Near::bits}, Layout{"TinyB", "tiny-b", "pipeline = 5" + kEager},
+        Layout{"Tied", "tied", "pipeline = [2, 3]\nattention = { dp = 2 }\nvocab = 2"},
         Layout{"Linear", "linear", "pipeline = [2, 3]"}, Layout{"LinearGolden", "kimi-linear-tiny", "pipeline = 7"}),
     name_of);
 
@@ -168,11 +186,12 @@ INSTANTIATE_TEST_SUITE_P(
         Layout{"VocabularyOdd", "odd", "attention = { dp = 3 }\nvocab = 3"},
         Layout{"RowBound", "plain", "attention = { dp = 4 }\nvocab = 2\nrow_bound = 32"},
         Layout{"DataTensor", "plain", "attention = { dp = 2, tp = 2 }\nvocab = 4", Near::f32},
-        Layout{"DataTensorBound", "plain", "attention = { dp = 2, tp = 4 }\nrow_bound = 33", Near::f32},
+        Layout{"DataTensorBound", "plain", "attention = { dp = 2, tp = 4 }\nrow_bound = 33", Near::f32, kLengths, 33},
         Layout{"DataPipeline", "deep", "pipeline = [5, 4, 9]\nattention = { dp = 2 }" + kEager},
         Layout{"DataTensorPipeline", "deep", "pipeline = [5, 13]\nattention = { dp = 2, tp = 2 }\nexperts = { ep = 2 }",
                Near::f32},
         Layout{"Sixteen", "wide", "decode-dp16", Near::bits, kFew},
+        Layout{"Tied", "tied", "attention = { dp = 4 }\nvocab = 4"},
         Layout{"Linear", "linear", "attention = { dp = 4 }"},
         Layout{"LinearGolden", "kimi-linear-tiny", "attention = { dp = 2 }\nvocab = 2"},
         Layout{"Nano", "k3-nano", "attention = { dp = 4 }\nvocab = 4\nweight_shard = 2", Near::bits, {1, 17, 65}},
@@ -214,6 +233,17 @@ INSTANTIATE_TEST_SUITE_P(
     name_of);
 
 INSTANTIATE_TEST_SUITE_P(
+    ShortShares, LayoutMatrix,
+    ::testing::Values(
+        Layout{"Channels", "scarce", "attention = { tp = 4 }\nvocab = 1", Near::f32},
+        Layout{"Vocabulary", "scarce", "attention = { dp = 4 }\nvocab = 4"},
+        Layout{"Shard", "scarce", "attention = { dp = 6 }\nexperts = { ep = 2 }\nweight_shard = 6"},
+        Layout{"ShardGather", "scarce", "attention = { dp = 4 }\nweight_shard = { ranks = 4, move_smaller = false }"},
+        Layout{"ShardMove", "scarce", "attention = { dp = 4 }\nweight_shard = 4", Near::bits, {2, 1, 1, 3}, 1},
+        Layout{"All", "scarce", "attention = { tp = 4 }\nweight_shard = 4\nvocab = 4", Near::f32}),
+    name_of);
+
+INSTANTIATE_TEST_SUITE_P(
     Fp8, LayoutMatrix,
     ::testing::Values(Layout{"Pipeline", "fp8", "pipeline = [2, 3]"},
                       Layout{"TensorBetweenBlocks", "fp8", "attention = { tp = 2 }", Near::f32},
@@ -237,7 +267,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Layout{"PipelineTensor", "deep", "pipeline = [5, 4, 9]\nattention = { tp = 2 }" + kEager,
                              Near::bf16},
                       Layout{"Fp8Tensor", "fp8", "attention = { tp = 4 }", Near::bf16},
-                      Layout{"NanoTensor", "k3-nano", "attention = { tp = 8 }", Near::bf16, {1, 17, 65}}),
+                      Layout{"NanoTensor", "k3-nano", "attention = { tp = 8 }", Near::bf16},
+                      Layout{"TinyATensor", "tiny-a", "attention = { tp = 3 }", Near::bf16},
+                      Layout{"TinyBContext", "tiny-b", "attention = { dcp = 5 }\nexperts = { ep = 1 }", Near::bf16}),
     name_of);
 
 }  // namespace

@@ -87,8 +87,12 @@ TEST(ReferenceLinear, ARowDoesNotDependOnItsBatch) {
 
 TEST(ReferenceLinear, NoRowsIsLegal) {
   for_each_isa(Precision::f32, [&](const Ops& ops) {
-    ops.linear({nullptr, 0, 64, 64}, pack(ops, random_weight(WeightFormat::bf16, 8, 64, 1)), {nullptr, 0, 8, 8});
-    ops.rms_norm({nullptr, 0, 64, 64}, nullptr, 1e-5F, {nullptr, 0, 64, 64});
+    // Neither is read or written: there is no input, and what lies at the output stays.
+    const Matrix poison = poisoned(1, 64);
+    Matrix y = poisoned(1, 64);
+    ops.linear({nullptr, 0, 64, 64}, pack(ops, random_weight(WeightFormat::bf16, 8, 64, 1)), {y.data(), 0, 8, 8});
+    ops.rms_norm({nullptr, 0, 64, 64}, nullptr, 1e-5F, {y.data(), 0, 64, 64});
+    EXPECT_TRUE(same_bits(span_of(y), span_of(poison)));
   });
 }
 

@@ -86,8 +86,8 @@ bool eventually(Condition condition) {
 class HttpServerTest : public ::testing::Test {
  protected:
   void serve(HttpOptions options = {}) {
-    server = std::make_unique<HttpServer>(options, application);
-    server->start();
+    server = std::make_unique<HttpServer>(options);
+    server->start(application);
   }
   size_t held_count() {
     const std::lock_guard lock(application.mutex);
@@ -342,8 +342,8 @@ TEST_F(HttpServerTest, SaysWhatIsWrongWithTheAddress) {
   HttpOptions same;
   same.port = server->port();
   try {
-    HttpServer second(same, application);
-    second.start();
+    HttpServer second(same);
+    second.start(application);
     FAIL() << "the port was taken twice";
   } catch (const Failure& error) {
     EXPECT_NE(std::string(error.what()).find("port " + std::to_string(same.port)), std::string::npos) << error.what();
@@ -351,7 +351,7 @@ TEST_F(HttpServerTest, SaysWhatIsWrongWithTheAddress) {
   }
   HttpOptions nowhere;
   nowhere.host = "no.such.host.invalid";
-  EXPECT_THROW(HttpServer(nowhere, application), BadInput);
+  EXPECT_THROW(HttpServer{nowhere}, BadInput);
 }
 
 }  // namespace

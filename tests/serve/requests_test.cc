@@ -331,6 +331,16 @@ TEST(Requests, ThinkingIsReadInOrderOfRank) {
   EXPECT_EQ(chat(R"("chat_template_kwargs": {"thinking_effort": "medium"})").thinking_effort, "medium");
 }
 
+TEST(Requests, StopIdsAreTheConfigsAndTheEndOfAMessage) {
+  const auto tokenizer = text::Tokenizer::load(TRIREME_SOURCE_DIR "/models/k3-nano");
+  const int32_t end = tokenizer.special().end_of_msg;
+  checkpoint::ModelConfig config;
+  config.eos_tokens = {7, 5};
+  EXPECT_EQ(stop_ids(config, tokenizer), (std::vector<int32_t>{7, 5, end}));
+  config.eos_tokens = {end, 5};
+  EXPECT_EQ(stop_ids(config, tokenizer), (std::vector<int32_t>{end, 5}));
+}
+
 TEST(Requests, ReadsPrompts) {
   const auto prompts = [](const std::string& prompt) {
     return parse_completion("{\"prompt\":" + prompt + "}", kLimits).prompts;
@@ -340,7 +350,7 @@ TEST(Requests, ReadsPrompts) {
   EXPECT_EQ(prompts("[\"a\", \"b\"]"), (std::vector<Prompt>{"a", "b"}));
   EXPECT_EQ(prompts("[1, 2]"), (std::vector<Prompt>{Ids{1, 2}}));
   EXPECT_EQ(prompts("[[1], [2, 3]]"), (std::vector<Prompt>{Ids{1}, Ids{2, 3}}));
-  EXPECT_EQ(parse_completion(R"({"prompt": "a"})", kLimits).max_tokens, kCompletionTokens);
+  EXPECT_FALSE(parse_completion(R"({"prompt": "a"})", kLimits).max_tokens);  // what fits is known later
   EXPECT_EQ(parse_completion(R"({"prompt": "a", "logprobs": 0})", kLimits).sampling.top_logprobs, 0);
 }
 

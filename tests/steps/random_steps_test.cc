@@ -27,7 +27,15 @@ struct Case {
   layout::Instance instance;
   double share = 0;  // of all steps
   int64_t most_rows = 48;
+  ops::Precision precision = ops::Precision::f32;
+  bool linear = false;  // a Kimi-Linear model
 };
+
+ModelRecipe recipe_of(const Case& c) {
+  ModelRecipe recipe = tiny_recipe();
+  recipe.linear = c.linear;
+  return recipe;
+}
 
 std::vector<Case> cases() {
   layout::Instance dp16;
@@ -56,15 +64,19 @@ std::vector<Case> cases() {
   bound.row_bound = 12;
   return {{"Dp16Ep16", dp16, 0.2},
           {"Dp2Dcp8Ep16", dcp, 0.2},
-          {"Dp4Tp2Shard8Vocab8", shard, 0.2},
-          {"Pp2Dp4Shard4", stages, 0.2},
+          {"Dp4Tp2Shard8Vocab8", shard, 0.15},
+          {"Pp2Dp4Shard4", stages, 0.15},
+          {"Pp2Dp4Shard4Bf16", stages, 0.05, 48, ops::Precision::bf16},
           {"Pp3Dp2Eager", eager, 0.1},
-          {"Dp8RowBound", bound, 0.1, 12}};
+          {"Dp8RowBound", bound, 0.05, 12},
+          {"Dp8RowBoundBf16", bound, 0.05, 12, ops::Precision::bf16},
+          {"LinearDp4Tp2Shard8Vocab8", shard, 0.025, 48, ops::Precision::f32, true},
+          {"LinearPp2Dp4Shard4", stages, 0.025, 48, ops::Precision::f32, true}};
 }
 
 int64_t all_steps() {
   const char* text = std::getenv("TRIREME_STEPS");
-  return text != nullptr ? std::atoll(text) : 1000;
+  return text != nullptr ? std::atoll(text) : 2000;
 }
 
 struct Logits {
@@ -73,12 +85,13 @@ struct Logits {
 };
 
 // One run of a layout.
-class Run {
+class LayoutRun {
  public:
-  Run(const Case& c, const std::filesystem::path& model, int64_t steps)
+  LayoutRun(const Case& c, const std::filesystem::path& model, int64_t steps)
       : model_(model),
         instance_(resolved(c.instance, model)),
         steps_(steps),
+        precision_(c.precision),
         logits_(static_cast<size_t>(instance_.dp)) {
     options_.seed = 17 + static_cast<uint64_t>(instance_.ranks());
     options_.groups = instance_.dp;
@@ -93,7 +106,7 @@ class Run {
 
   // Runs sequences alone and compares. Returns how many rows were compared.
   int64_t compare() const {
-    const LoadedModel alone(model_, "auto", ops::Precision::f32);
+    const LoadedModel alone(model_, "auto", precision_);
     int64_t rows = 0;
     for (int64_t g = 0; g < instance_.dp; ++g) {
       Script script = script_of(g);
@@ -123,7 +136,7 @@ class Run {
 
   void body(comm::World& world) {
     engine::Rank rank(model_, instance_,
-                      rank_options(ops::Precision::f32, options_.pages * options_.page_tokens, options_.slots), world);
+                      rank_options(precision_, options_.pages * options_.page_tokens, options_.slots), world);
     Script script = script_of(rank.place().dp);
     for (int64_t step = 0; step < steps_;) {
       const auto address = static_cast<uint64_t>(step);
@@ -171,6 +184,7 @@ class Run {
   std::filesystem::path model_;
   layout::Instance instance_;
   int64_t steps_;
+  ops::Precision precision_;
   ScriptOptions options_;
   std::vector<std::vector<Logits>> logits_;  // by group
 };
@@ -178,14 +192,14 @@ class Run {
 class RandomSteps : public ::testing::TestWithParam<Case> {};
 
 TEST_P(RandomSteps, GiveTheLogitsOfOneRank) {
-  const RandomCheckpoint model(tiny_recipe());
-  Run run(GetParam(), model.dir(), static_cast<int64_t>(GetParam().share * static_cast<double>(all_steps())));
+  const RandomCheckpoint model(recipe_of(GetParam()));
+  LayoutRun run(GetParam(), model.dir(), static_cast<int64_t>(GetParam().share * static_cast<double>(all_steps())));
   run.go();
   EXPECT_GT(run.compare(), 100);
 }
 
 INSTANTIATE_TEST_SUITE_P(Steps, RandomSteps, ::testing::ValuesIn(cases()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& one) { return one.param.name; });
 
 // The script is what the test says it is.
 TEST(Script, HasEveryKindOfStep) {

@@ -78,8 +78,8 @@ class Script {
     Step step;
     if (mode == Mode::idle) return step;
     if (mode == Mode::single) {
-      const auto chosen = static_cast<int64_t>(uniform_at(options_.seed, number, 1001) *
-                                               static_cast<double>(options_.groups));
+      const auto chosen =
+          static_cast<int64_t>(uniform_at(options_.seed, number, 1001) * static_cast<double>(options_.groups));
       if (chosen != options_.group) return step;
       if (active_.empty()) start();
       advance(active_.front(), 1, step);

@@ -36,7 +36,8 @@ enum class Storage : uint8_t {
 // What a random model looks like. MXFP4 needs expert_inter and latent in multiples of 32.
 struct ModelRecipe {
   bool linear =
-      false;  // Kimi-Linear: softplus and low-rank gates, SwiGLU, one q_proj, no bank, no latent, BF16 experts
+      false;          // Kimi-Linear: softplus and low-rank gates, SwiGLU, one q_proj, no bank, no latent, BF16 experts
+  bool tied = false;  // the head is the embedding
   int64_t layers = 5;
   std::set<int64_t> mla_layers = {3, 4};  // from 0; all others are KDA
   int64_t hidden = 64;
@@ -101,7 +102,7 @@ inline nlohmann::ordered_json config_of(const ModelRecipe& r) {
                       {"hidden_act", "silu"},
                       {"q_lora_rank", nullptr},
                       {"model_max_length", 4096},
-                      {"tie_word_embeddings", false},
+                      {"tie_word_embeddings", r.tied},
                       {"linear_attn_config", linear_attention}}));
     return text;
   }
@@ -117,8 +118,9 @@ inline nlohmann::ordered_json config_of(const ModelRecipe& r) {
                     {"attn_res_block_size", r.residual_block},
                     {"max_position_embeddings", 4096},
                     {"linear_attn_config", linear_attention}}));
-  Json config = {
-      {"architectures", {"KimiK3ForConditionalGeneration"}}, {"model_type", "kimi_k3"}, {"tie_word_embeddings", false}};
+  Json config = {{"architectures", {"KimiK3ForConditionalGeneration"}},
+                 {"model_type", "kimi_k3"},
+                 {"tie_word_embeddings", r.tied}};
   config.update(special);
   config["text_config"] = text;
   return config;
@@ -223,7 +225,7 @@ class RandomCheckpoint {
   }
 
   // `u` in [-1, 1). Matrices keep the size of what they multiply; norms are about 1.
-  static float value_of(const checkpoint::CatalogueEntry& entry, double u) {
+  float value_of(const checkpoint::CatalogueEntry& entry, double u) const {
     const std::string_view name = entry.name;
     if (name.ends_with("A_log")) return static_cast<float>(u);
     if (name.ends_with("dt_bias")) return static_cast<float>(u - 1);
@@ -234,7 +236,11 @@ class RandomCheckpoint {
     // What a layer adds is small beside what it reads, as in a trained model; otherwise rounding grows from layer to
     // layer and choices of experts flip.
     const bool adds = name.ends_with("o_proj") || name.ends_with("down_proj") || name.ends_with("up_proj");
-    const double gain = name == "lm_head" ? 2 : adds ? 0.4 : 1;
+    const bool scores = name.ends_with("_res_proj");
+    const double gain = name == "lm_head" ? 2
+                        : scores          ? 0.3
+                        : adds            ? 0.9 / std::sqrt(static_cast<double>(recipe_.layers))
+                                          : 1;
     return static_cast<float>(gain * u * std::sqrt(3.0 / static_cast<double>(entry.shape[1])));
   }
 

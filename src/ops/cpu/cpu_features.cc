@@ -46,7 +46,6 @@ CpuFeatures detect() {
   const uint64_t states = saved_states();
   const Cpuid basic = cpuid(1, 0);
   const Cpuid extended = cpuid(7, 0);
-  const Cpuid more = cpuid(7, 1);
 
   CpuFeatures f;
   const bool fma = has_bit(basic.ecx, 12);
@@ -57,9 +56,7 @@ CpuFeatures detect() {
   const bool dq = has_bit(extended.ebx, 17);
   const bool bw = has_bit(extended.ebx, 30);
   const bool vl = has_bit(extended.ebx, 31);
-  const bool vbmi = has_bit(extended.ecx, 1);
-  const bool bf16 = has_bit(more.eax, 5);
-  f.avx512 = f.avx2 && (states & kAvx512States) == kAvx512States && avx512f && dq && bw && vl && vbmi && bf16;
+  f.avx512 = f.avx2 && (states & kAvx512States) == kAvx512States && avx512f && dq && bw && vl;
 
   const bool amx_bf16 = has_bit(extended.edx, 22);
   const bool amx_tile = has_bit(extended.edx, 24);

@@ -5,7 +5,7 @@ namespace trireme::ops::cpu {
 
 struct CpuFeatures {
   bool avx2 = false;    // with FMA and F16C
-  bool avx512 = false;  // F, BW, VL, DQ, VBMI and BF16: all that the AVX-512 files are compiled for
+  bool avx512 = false;  // F, BW, VL and DQ: all that the AVX-512 files are compiled for
   bool amx = false;     // avx512, AMX-TILE and AMX-BF16, and the kernel has granted tile state to this process
 };
 
