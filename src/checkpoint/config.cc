@@ -88,7 +88,8 @@ void read_kinds(const JsonObject& text, ModelConfig& config) {
   }
 }
 
-void read_kda(const JsonObject& text, KdaConfig& kda) {
+void read_kda(const JsonObject& text, ModelConfig& config) {
+  KdaConfig& kda = config.kda;
   const bool nested = text.has("linear_attn_config");
   const JsonObject at = nested ? text.object("linear_attn_config") : text;
   const std::string dim_key = nested ? "head_dim" : "linear_head_dim";
@@ -101,6 +102,8 @@ void read_kda(const JsonObject& text, KdaConfig& kda) {
     const double bound = at.number("gate_lower_bound");
     if (!(bound < 0 && bound >= -80)) at.fail("gate_lower_bound", "it must be below 0 and at least -80");
     kda.lower_bound = static_cast<float>(bound);
+  } else {
+    config.defaults.emplace("gate_lower_bound", "none, the softplus gate");
   }
 }
 
@@ -176,6 +179,7 @@ void read_moe(const JsonObject& text, ModelConfig& config, int64_t moe_layers) {
   if (moe.latent_norm && !moe.latent) text.fail("latent_moe_use_norm", "it needs routed_expert_hidden_size");
   moe.renormalize = text.boolean_or(text.spelling({"moe_renormalize", "norm_topk_prob"}), true);
   moe.scaling = static_cast<float>(text.number_or("routed_scaling_factor", 1.0));
+  if (!text.has("routed_scaling_factor")) config.defaults.emplace("routed_scaling_factor", "1");
 }
 
 float positive(const JsonObject& at, const std::string& key, double value) {
@@ -193,7 +197,34 @@ void read_activation(const JsonObject& text, ModelConfig& config) {
   config.situ_linear_beta = positive(text, "activation_situ_linear_beta", text.number("activation_situ_linear_beta"));
 }
 
-// Formats are decided by the tensors that exist; only what contradicts the engine's formats is refused here.
+void must_be(const JsonObject& at, const std::string& key, const std::string& right) {
+  if (at.text_or(key, right) != right) at.fail(key, fmt::format("only \"{}\" works", right));
+}
+
+void must_be(const JsonObject& at, const std::string& key, int64_t right) {
+  if (at.optional_integer(key, 0, kMaxDim).value_or(right) != right) at.fail(key, fmt::format("only {} works", right));
+}
+
+void check_block_fp8(const JsonObject& at) {
+  must_be(at, "fmt", "e4m3");
+  must_be(at, "scale", "weight_scale_inv");
+  if (at.has("weight_block_size") && at.integers("weight_block_size", 1, kMaxDim) != std::vector<int64_t>{128, 128}) {
+    at.fail("weight_block_size", "it must be [128, 128]");
+  }
+}
+
+void check_mxfp4(const JsonObject& at) {
+  must_be(at, "format", "mxfp4-pack-quantized");
+  if (!at.has("weights")) return;
+  const JsonObject weights = at.object("weights");
+  must_be(weights, "type", "float");
+  must_be(weights, "num_bits", 4);
+  must_be(weights, "group_size", 32);
+  must_be(weights, "scale_dtype", "torch.uint8");
+  if (!weights.boolean_or("symmetric", true)) weights.fail("symmetric", "only true works: MXFP4 has no zero points");
+}
+
+// Formats are decided by the tensors that exist; what says that the tensors mean something else is refused here.
 void check_quantization(const JsonObject& at) {
   if (!at.has("quantization_config")) return;
   const JsonObject quantization = at.object("quantization_config");
@@ -202,10 +233,23 @@ void check_quantization(const JsonObject& at) {
     quantization.fail("quant_method",
                       "ModelOpt checkpoints (NVFP4, FP8_PB_WO) are not supported; use MXFP4, block-FP8 or BF16");
   }
-  if (quantization.has("weight_block_size") &&
-      quantization.integers("weight_block_size", 1, kMaxDim) != std::vector<int64_t>{128, 128}) {
-    quantization.fail("weight_block_size", "it must be [128, 128]");
+  if (quantization.has("quant_method") && method != "compressed-tensors" && method != "fp8") {
+    quantization.fail("quant_method", "only \"compressed-tensors\" (MXFP4) and \"fp8\" (block-FP8) work");
   }
+  check_mxfp4(quantization);
+  check_block_fp8(quantization);
+  if (quantization.has("block_fp8")) check_block_fp8(quantization.object("block_fp8"));
+  if (!quantization.has("config_groups")) return;
+  const JsonObject groups = quantization.object("config_groups");
+  for (const std::string& name : groups.keys()) check_mxfp4(groups.object(name));
+}
+
+// It may stand on top and in text_config, but not say two things.
+bool read_tied_embeddings(const JsonObject& root, const JsonObject& text) {
+  const std::string key = "tie_word_embeddings";
+  const bool tied = (root.has(key) ? root : text).boolean_or(key, false);
+  if (text.boolean_or(key, tied) != tied) text.fail(key, fmt::format("on the top level it is {}", tied));
+  return tied;
 }
 
 void add_eos(const JsonObject& at, ModelConfig& config) {
@@ -237,14 +281,14 @@ ModelConfig read_model(const JsonObject& root, const JsonObject& text, const std
   config.eps = positive(text, "rms_norm_eps", text.number("rms_norm_eps"));
   config.latent_eps = positive(text, "mla_latent_norm_eps", text.number_or("mla_latent_norm_eps", 1e-6));
   config.residual_block = text.optional_integer("attn_res_block_size", 1, kMaxLayers);
-  config.tied_embeddings = (root.has("tie_word_embeddings") ? root : text).boolean_or("tie_word_embeddings", false);
+  config.tied_embeddings = read_tied_embeddings(root, text);
   if (text.optional_integer("num_nextn_predict_layers", 0, kMaxLayers).value_or(0) > 0) {
     text.fail("num_nextn_predict_layers", "only 0 works: there is no support for MTP layers");
   }
   if (text.boolean_or("attention_bias", false)) text.fail("attention_bias", "only false works: no layer has biases");
   read_activation(text, config);
   read_kinds(text, config);
-  if (std::count(config.kinds.begin(), config.kinds.end(), LayerKind::kda) > 0) read_kda(text, config.kda);
+  if (std::count(config.kinds.begin(), config.kinds.end(), LayerKind::kda) > 0) read_kda(text, config);
   if (std::count(config.kinds.begin(), config.kinds.end(), LayerKind::mla) > 0) read_mla(text, config.mla);
   read_dense_layers(text, config);
   int64_t moe_layers = 0;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -67,6 +68,8 @@ struct ModelConfig {
   int64_t pad_token = -1;  // the same
   std::vector<int64_t>
       eos_tokens;  // of config.json and generation_config.json, in that order, each once; any of them stops
+  // Keys that change what is computed, that config.json leaves out, and what stands for them, in words.
+  std::map<std::string, std::string> defaults;
 
   bool is_moe(int64_t layer) const;
   int64_t bank_rows() const;  // rows of the residual bank after the last layer; 0 without a bank

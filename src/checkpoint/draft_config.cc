@@ -76,6 +76,8 @@ DraftConfig read_draft_config(const std::filesystem::path& dir) {
   if (config.dim % 2 != 0) root.fail("head_dim", "it must be even");
   config.eps = static_cast<float>(root.number_or("rms_norm_eps", 1e-5));
   config.vocab = root.integer("vocab_size", 1, kMaxSize);
+  config.target_depth = root.optional_integer("num_target_layers", 1, 65536);
+  (void)root.optional_integer("max_position_embeddings", 1, int64_t{1} << 40);  // RoPE has no table that ends there
   config.block = root.integer("block_size", config.dspark ? 1 : 2, 256);
   config.windows = read_windows(root, config.layers);
   read_rope(root, config);

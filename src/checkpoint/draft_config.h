@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct DraftConfig {
   int64_t block = 0;        // rows of a full block
   int64_t markov_rank = 0;  // DSpark
   int64_t vocab = 0;
+  std::optional<int64_t> target_depth;  // layers of the target it was made for, if it says so
 
   // Most drafts that one block can propose.
   int64_t max_gamma() const { return dspark ? block : block - 1; }

@@ -95,7 +95,10 @@ json parse_json_object(std::string_view text, const std::string& where) {
       throw BadInput(fmt::format("{}: the key {} is there twice", where, printable(*repeated.found())));
     parsed = json::parse(text.begin(), text.end());
   } catch (const json::exception& error) {
-    throw BadInput(fmt::format("{}: it is not valid JSON: {}", where, printable(error.what())));
+    // The library's message carries its own name in brackets first.
+    std::string_view reason = error.what();
+    if (const size_t close = reason.find("] "); close != std::string_view::npos) reason.remove_prefix(close + 2);
+    throw BadInput(fmt::format("{}: it is not valid JSON: {}", where, printable(reason)));
   }
   if (!parsed.is_object())
     throw BadInput(fmt::format("{}: it holds {}; it must be a JSON object", where, shown(parsed)));
@@ -113,6 +116,14 @@ std::string JsonObject::name(const std::string& key) const { return path_.empty(
 bool JsonObject::has(const std::string& key) const {
   const auto found = value_->find(key);
   return found != value_->end() && !found->is_null();
+}
+
+std::vector<std::string> JsonObject::keys() const {
+  std::vector<std::string> names;
+  for (const auto& [key, held] : value_->items()) {
+    if (!held.is_null()) names.push_back(key);
+  }
+  return names;
 }
 
 const json& JsonObject::value(const std::string& key) const {

@@ -25,6 +25,7 @@ class JsonObject {
   JsonObject(const nlohmann::json& value, std::string where, std::string path);
 
   bool has(const std::string& key) const;
+  std::vector<std::string> keys() const;  // that are there
   // Integers must be in [low, high].
   int64_t integer(const std::string& key, int64_t low, int64_t high) const;
   std::optional<int64_t> optional_integer(const std::string& key, int64_t low, int64_t high) const;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "base/rng.h"
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
@@ -108,6 +110,14 @@ int64_t peak_rss_bytes() {
   return 0;
 }
 
+void check_memory(const ledger::Plan& plan) {
+  const std::optional<int64_t> available = available_memory();
+  if (!available || plan.total() <= *available) return;
+  throw Failure(
+      fmt::format("the memory plan needs {} bytes and {} are available; lower --batch, --prompt or --generate",
+                  plan.total(), *available));
+}
+
 // The model with its pools, driven without the engine so that nothing but the forward pass is timed.
 class Bench {
  public:
@@ -124,6 +134,7 @@ class Bench {
       }
       load_bytes_ = checkpoint.bytes_mapped();
       account_ = std::make_unique<ledger::Account>(ledger::plan_memory(checkpoint, *ops_, sizes));
+      check_memory(account_->plan());
       model_ = std::make_unique<model::Model>(checkpoint, *ops_, *account_);
     });
     pools_.emplace(model_->config(), ops_->precision(), sizes, *account_);
@@ -298,6 +309,23 @@ void print_report(const Json& r) {
              number(r["memory"]["ledger_bytes"]) / 1e6);
 }
 
+// "1,8". (CLI11's own lists pass over an empty item.)
+std::vector<int64_t> batch_sizes(const std::string& list) {
+  std::vector<int64_t> sizes;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    int64_t size = 0;
+    const auto [stop, error] = std::from_chars(list.data() + begin, list.data() + end, size);
+    if (error != std::errc() || stop != list.data() + end || size < 1 || size > 65536) {
+      throw BadInput(fmt::format("--batch {}: \"{}\" is no batch size; it must be a number from 1 to 65536", list,
+                                 list.substr(begin, end - begin)));
+    }
+    sizes.push_back(size);
+    begin = end + 1;
+  }
+  return sizes;
+}
+
 void run(LatencyArgs& args) {
   resolve_model(args.model);
   const Json report = measure(args);
@@ -321,9 +349,9 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(1, 1 << 20));
   sub->add_option("--generate", args->generate, "Generated tokens a request (default 64)")
       ->check(CLI::Range(2, 1 << 20));
-  sub->add_option("--batch", args->batches, "Batch sizes of decode, separated by commas (default 1,8)")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 65536));
+  sub->add_option_function<std::string>(
+      "--batch", [args](const std::string& list) { args->batches = batch_sizes(list); },
+      "Batch sizes of decode, separated by commas (default 1,8)");
   sub->add_flag("--json", args->json, "Print one JSON object");
   sub->callback([args] { run(*args); });
 }

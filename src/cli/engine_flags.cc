@@ -35,7 +35,11 @@ void add_engine_flags(CLI::App& command, engine::EngineOptions& options) {
 
 void resolve_model(std::filesystem::path& model) {
   namespace fs = std::filesystem;
-  if (!model.empty()) return;
+  if (!model.empty()) {
+    if (std::error_code ignored; !fs::is_directory(model, ignored))
+      throw BadInput(fmt::format("--model {}: there is no such folder", model.string()));
+    return;
+  }
   const fs::path bin = fs::read_symlink("/proc/self/exe").parent_path();
   const fs::path places[] = {bin / "../models/k3-nano", bin / "../share/trireme/models/k3-nano"};
   for (const fs::path& place : places) {

@@ -24,7 +24,7 @@ void add_engine_flags(CLI::App& command, engine::EngineOptions& options);
 
 // If no model was named: the folder of the embedded one, k3-nano, beside the build (<executable's folder>/../models) or
 // installed (<executable's folder>/../share/trireme/models). Throws BadInput that names both places if it is in
-// neither.
+// neither, or the folder that was named if it is none.
 void resolve_model(std::filesystem::path& model);
 
 // "f32" or "bf16".

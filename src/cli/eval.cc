@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "cli/engine_flags.h"
+#include "cli/output_path.h"
 #include "engine/engine.h"
 #include "serve/requests.h"
 #include "text/answer.h"
@@ -79,18 +80,36 @@ std::string text_or(const Json& object, const char* name, const std::string& fal
   return value == nullptr ? fallback : value->get<std::string>();
 }
 
-std::vector<int32_t> encode(const Json& line, const text::Tokenizer& tokenizer) {
-  text::ChatRequest chat;
-  const Json* messages = member(line, "messages", &Json::is_array, "a list");
-  if (messages == nullptr) throw BadInput("it has neither messages nor prompt_ids");
-  chat.messages = *messages;
-  if (const Json* tools = member(line, "tools", &Json::is_array, "a list")) chat.tools = *tools;
-  if (const Json* opts = member(line, "opts", &Json::is_object, "an object")) {
-    chat.tool_choice = text_or(*opts, "tool_choice", chat.tool_choice);
-    if (const Json* format = member(*opts, "response_format", &Json::is_object, "an object"))
-      chat.response_format = *format;
+// The response format as the API has it, or its type alone with the schema beside it in response_schema.
+void read_format(const Json& opts, text::ChatRequest& chat) {
+  const Json* schema = member(opts, "response_schema", &Json::is_object, "an object");
+  const auto format = opts.find("response_format");
+  const bool brief = format != opts.end() && format->is_string();
+  if (schema != nullptr && !(brief && *format == "json_schema"))
+    throw BadInput("opts.response_schema: needs a response_format of \"json_schema\"");
+  if (brief) {
+    chat.response_format = Json{{"type", *format}};
+    if (schema != nullptr) (*chat.response_format)["json_schema"] = {{"name", "answer"}, {"schema", *schema}};
+  } else if (const Json* whole = member(opts, "response_format", &Json::is_object, "an object or its type")) {
+    chat.response_format = *whole;
   }
-  return text::encode_chat(tokenizer, chat);
+}
+
+// What a line says of its prompt, without messages if it has none.
+text::ChatRequest read_chat(const Json& line) {
+  text::ChatRequest chat;
+  if (const Json* messages = member(line, "messages", &Json::is_array, "a list")) chat.messages = *messages;
+  if (const Json* tools = member(line, "tools", &Json::is_array, "a list")) chat.tools = *tools;
+  const Json* opts = member(line, "opts", &Json::is_object, "an object");
+  if (opts == nullptr) return chat;
+  for (const auto& [key, value] : opts->items()) {
+    if (key != "tool_choice" && key != "response_format" && key != "response_schema") {
+      throw BadInput(fmt::format("opts.{}: unknown; there are tool_choice, response_format and response_schema", key));
+    }
+  }
+  chat.tool_choice = text_or(*opts, "tool_choice", chat.tool_choice);
+  read_format(*opts, chat);
+  return chat;
 }
 
 std::vector<int32_t> read_ids(const Json& list, const text::Tokenizer& tokenizer) {
@@ -115,8 +134,15 @@ Question read_question(const std::string& text, int64_t number, const text::Toke
   q.task = text_or(line, "task", "all");
   q.answer = line["answer"];
   (void)text::matches({}, q.answer);  // refuses what is no answer
+  const text::ChatRequest chat = read_chat(line);
   const Json* ids = member(line, "prompt_ids", &Json::is_array, "a list");
-  q.prompt = ids != nullptr ? read_ids(*ids, tokenizer) : encode(line, tokenizer);
+  if (ids != nullptr) q.prompt = read_ids(*ids, tokenizer);
+  if (ids != nullptr && chat.messages.empty()) return q;
+  if (chat.messages.empty()) throw BadInput("it has neither messages nor prompt_ids");
+  std::vector<int32_t> encoded = text::encode_chat(tokenizer, chat);
+  if (ids != nullptr && encoded != q.prompt)
+    throw BadInput("prompt_ids: they are not the ids of messages, tools and opts; leave out one of the two");
+  q.prompt = std::move(encoded);
   return q;
 }
 
@@ -237,7 +263,10 @@ void run(EvalArgs& args) {
   const text::Tokenizer tokenizer = text::Tokenizer::load(args.engine.model);
   const std::vector<Question> questions = read_questions(args, tokenizer);
   std::ofstream ids;
-  if (!args.ids_out.empty()) ids = open_ids(args.ids_out);
+  if (!args.ids_out.empty()) {
+    refuse_to_overwrite("--ids", args.ids_out, {args.data, args.engine.model, args.engine.draft.value_or("")});
+    ids = open_ids(args.ids_out);
+  }
   std::vector<Answer> answers(questions.size());  // outlives the engine, whose thread fills it
   engine::Engine engine(engine_options(args, questions));
   const double seconds = ask(engine, serve::stop_ids(engine.config(), tokenizer), questions, answers);

@@ -82,10 +82,15 @@ text::ChatRequest read_chat(const GenerateFlags& flags) {
     chat.messages.push_back({{"role", "user"}, {"content", flags.prompt}});
   } else {
     const std::string text = read_all(flags.chat_file);
-    const size_t first = text.find_first_not_of(" \t\r\n");
-    const bool list = first != std::string::npos && text[first] == '[';
+    if (text.starts_with("\xEF\xBB\xBF"))
+      throw BadInput(fmt::format("--chat {}: begins with a byte order mark; save it as plain UTF-8", flags.chat_file));
     try {
-      const serve::Json body = serve::parse_body(list ? "{\"messages\":" + text + "}" : text);
+      serve::Json body = serve::parse_value(text);
+      if (body.is_array()) body = serve::Json::object({{"messages", std::move(body)}});
+      if (!body.is_object()) {
+        throw BadInput(fmt::format("--chat {}: must be a list of messages or an object with messages, not {}",
+                                   flags.chat_file, serve::kind_of(body)));
+      }
       chat = serve::parse_chat_fields(serve::Fields(body, ""));
     } catch (const serve::ApiError& error) {
       throw BadInput(fmt::format("--chat {}: {}", flags.chat_file, error.what()));

@@ -72,6 +72,8 @@ ordered_json config_json(const ModelConfig& config) {
                 {"latent", or_null(moe.latent)},
                 {"scaling", moe.scaling}};
   out["eos_tokens"] = config.eos_tokens;
+  out["defaults"] = ordered_json::object();
+  for (const auto& [key, taken] : config.defaults) out["defaults"][key] = taken;
   return out;
 }
 
@@ -127,6 +129,8 @@ void print_dimensions(const ModelConfig& config) {
                config.moe.inter, config.moe.latent ? std::to_string(*config.moe.latent) : "none",
                config.moe.shared_inter);
   }
+  for (const auto& [key, taken] : config.defaults)
+    fmt::print("  default  {}: {} (config.json does not say)\n", key, taken);
 }
 
 std::string formats_text(const GroupSummary& group) {

@@ -15,6 +15,7 @@
 #include "checkpoint/safetensors.h"
 #include "cli/deployment_flags.h"
 #include "cli/engine_flags.h"
+#include "cli/output_path.h"
 #include "cli/token_file.h"
 #include "comm/local.h"
 #include "comm/mpi.h"
@@ -215,6 +216,7 @@ void run(LogitsFlags& flags) {
     instance = choose_instance(deployment, flags.instance);
   }
   resolve_model(flags.model);
+  refuse_to_overwrite("--output", flags.output, {flags.tokens, flags.model, flags.deployment});
   const std::filesystem::path folder = flags.output.has_parent_path() ? flags.output.parent_path() : ".";
   const bool other = std::filesystem::exists(flags.output) && !std::filesystem::is_regular_file(flags.output);
   if (!std::filesystem::is_directory(folder) || other) {

@@ -23,6 +23,7 @@
 #include "comm/mpi.h"
 #include "engine/led_machine.h"
 #include "engine/rank.h"
+#include "layout/chunks.h"
 #include "serve/server.h"
 
 namespace trireme::cli {
@@ -115,21 +116,29 @@ engine::RankOptions rank_options(const engine::EngineOptions& o, const layout::I
   r.tokens = o.max_tokens > 0
                  ? o.max_tokens
                  : std::max(o.max_running * std::min<int64_t>(config.max_positions, 4096), config.max_positions);
+  // A step decodes one row of each running request and takes one chunk of prompts.
   const int64_t rows = o.max_running + o.chunk_tokens;
-  if (instance.row_bound && rows > *instance.row_bound * instance.tp) {
+  const auto check = [&](const char* setting, const std::optional<int64_t>& limit) {
+    if (!limit || rows <= *limit * instance.tp) return;
     throw BadInput(
-        fmt::format("row_bound = {} allows steps of {} rows a group; --max-running {} and --chunk-tokens {} need {}",
-                    *instance.row_bound, *instance.row_bound * instance.tp, o.max_running, o.chunk_tokens, rows));
-  }
+        fmt::format("{} = {} allows steps of {} rows a group; --max-running {} and chunks of {} tokens need {}",
+                    setting, *limit, *limit * instance.tp, o.max_running, o.chunk_tokens, rows));
+  };
+  check("row_bound", instance.row_bound);
+  check("experts.max_dispatch_tokens", instance.max_dispatch_tokens);
   return r;
 }
 
-// Every rank's program: rank 0 serves, the others follow it.
-void serve_on_ranks(serve::ServerOptions& options, const layout::Instance& wanted, sigset_t signals,
+// Every rank's program: rank 0 serves, the others follow it. own_chunk: the command line gave chunk_tokens.
+void serve_on_ranks(serve::ServerOptions& options, bool own_chunk, const layout::Instance& wanted, sigset_t signals,
                     std::optional<EndsOnSignal>& loading) {
   if (options.engine.draft) throw BadInput("--draft: drafts do not run on several ranks yet; leave --deployment out");
   const checkpoint::ModelConfig config = checkpoint::read_config(options.engine.model);
   const layout::Instance instance = layout::resolve(wanted, config);
+  if (!own_chunk) options.engine.chunk_tokens = instance.chunk_tokens;
+  if (instance.dynamic_chunking) {
+    options.engine.chunks.emplace(layout::chunk_costs(config, instance.pipeline), options.engine.chunk_tokens);
+  }
   const engine::RankOptions rank_settings = rank_options(options.engine, instance, config);
   const auto body = [&](comm::World& world) {
     engine::Rank rank(options.engine.model, instance, rank_settings, world);
@@ -152,9 +161,16 @@ void serve_on_ranks(serve::ServerOptions& options, const layout::Instance& wante
   comm::run_local(static_cast<int>(instance.ranks()), local, body);
 }
 
-void run(serve::ServerOptions& options, const std::string& log_level, const std::string& deployment_name,
-         const std::string& instance_name) {
+// CLI11 passes over a variable that is set but empty, which would serve without asking for a key.
+void check_key_variable(const std::string& key) {
+  if (key.empty() && std::getenv("TRIREME_API_KEY") != nullptr)
+    throw BadInput("TRIREME_API_KEY: must not be empty; unset it to ask for no key");
+}
+
+void run(serve::ServerOptions& options, bool own_chunk, const std::string& log_level,
+         const std::string& deployment_name, const std::string& instance_name) {
   spdlog::set_level(spdlog::level::from_str(log_level));
+  check_key_variable(options.api_key);
   std::optional<layout::Instance> instance;
   if (!deployment_name.empty()) {
     const layout::Deployment deployment = layout::read_deployment(deployment_name);
@@ -165,7 +181,7 @@ void run(serve::ServerOptions& options, const std::string& log_level, const std:
   const sigset_t signals = block_signals();
   std::optional<EndsOnSignal> loading(signals);
   if (instance) {
-    serve_on_ranks(options, *instance, signals, loading);
+    serve_on_ranks(options, own_chunk, *instance, signals, loading);
   } else {
     serve_until_signal(options, nullptr, signals, loading);
   }
@@ -202,8 +218,9 @@ void add_serve(CLI::App& app) {
                    "Tokens that the MLA pages hold; 0 (default): --max-running times the context or 4096, whichever is "
                    "less, but one full context at least")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
-  command->add_option("--chunk-tokens", options->engine.chunk_tokens, "Most prompt tokens in one step (default 512)")
-      ->check(CLI::Range(1, 1 << 20));
+  const CLI::Option* chunk = command->add_option("--chunk-tokens", options->engine.chunk_tokens,
+                                                 "Most prompt tokens in one step (default 512, or the deployment's)");
+  command->get_option("--chunk-tokens")->check(CLI::Range(1, 1 << 20));
   command
       ->add_option("--max-queue", options->engine.max_queue, "Waiting requests; more are answered 429 (default 1024)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
@@ -218,7 +235,7 @@ void add_serve(CLI::App& app) {
           "attention group")
       ->check(not_empty());
   command->add_option("--instance", *instance, "Which instance of the deployment")->check(not_empty());
-  command->callback([=] { run(*options, *log_level, *deployment, *instance); });
+  command->callback([=] { run(*options, chunk->count() > 0, *log_level, *deployment, *instance); });
 }
 
 }  // namespace trireme::cli

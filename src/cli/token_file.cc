@@ -20,16 +20,20 @@ namespace {
 
 using nlohmann::json;
 
-// The number in "prompt.<i>.tokens".
-std::optional<int64_t> prompt_number(std::string_view name) {
+// What stands for <i> in "prompt.<i>.tokens".
+std::optional<std::string_view> prompt_digits(std::string_view name) {
   constexpr std::string_view kHead = "prompt.";
   constexpr std::string_view kTail = ".tokens";
-  if (!name.starts_with(kHead) || !name.ends_with(kTail) || name.size() <= kHead.size() + kTail.size())
+  if (!name.starts_with(kHead) || !name.ends_with(kTail) || name.size() < kHead.size() + kTail.size())
     return std::nullopt;
-  const std::string_view digits = name.substr(kHead.size(), name.size() - kHead.size() - kTail.size());
+  return name.substr(kHead.size(), name.size() - kHead.size() - kTail.size());
+}
+
+// The number that is written so and in no other way.
+std::optional<int64_t> canonical_number(std::string_view digits) {
   int64_t number = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  if (error != std::errc() || end != digits.data() + digits.size() || number < 0) return std::nullopt;
+  if (error != std::errc() || fmt::to_string(number) != digits || number < 0) return std::nullopt;
   return number;
 }
 
@@ -63,7 +67,12 @@ class Reader {
   void read_safetensors() {
     const checkpoint::SafetensorsFile file(path_);
     for (const auto& [name, info] : file.tensors()) {
-      if (const auto number = prompt_number(name)) {
+      if (const auto digits = prompt_digits(name)) {
+        const auto number = canonical_number(*digits);
+        if (!number) {
+          fail(fmt::format("tensor {}: \"{}\" is no prompt number; it must be digits without a leading zero", name,
+                           *digits));
+        }
         for (const int64_t id : integers(file, name, info)) add(*number, id);
         if (info.shape[0] == 0) fail(fmt::format("prompt {} is empty; it needs at least one token", *number));
       } else if (name == "trace.kda_state_layers") {
@@ -102,19 +111,21 @@ class Reader {
       if (list[i].empty()) fail(fmt::format("prompt {} is empty; it needs at least one token", i));
       for (const json& id : list[i]) {
         if (!id.is_number_integer()) fail(fmt::format("prompt {} holds {}, which is not a token id", i, id.dump()));
-        // Out of int64 range wraps to a negative number, which no vocabulary has.
+        if (id.is_number_unsigned() && id.get<uint64_t>() >= static_cast<uint64_t>(vocabulary_))
+          refuse(static_cast<int64_t>(i), id.dump());
         add(static_cast<int64_t>(i), id.get<int64_t>());
       }
     }
   }
 
   void add(int64_t prompt, int64_t id) {
-    std::vector<int32_t>& tokens = file_.prompts[prompt];
-    if (id < 0 || id >= vocabulary_) {
-      fail(fmt::format("prompt {}: token {} at position {} is outside the vocabulary of {} entries", prompt, id,
-                       tokens.size(), vocabulary_));
-    }
-    tokens.push_back(static_cast<int32_t>(id));
+    if (id < 0 || id >= vocabulary_) refuse(prompt, fmt::to_string(id));
+    file_.prompts[prompt].push_back(static_cast<int32_t>(id));
+  }
+
+  [[noreturn]] void refuse(int64_t prompt, const std::string& id) {
+    fail(fmt::format("prompt {}: token {} at position {} is outside the vocabulary of {} entries", prompt, id,
+                     file_.prompts[prompt].size(), vocabulary_));
   }
 
   std::filesystem::path path_;

@@ -152,6 +152,16 @@ void Communicator::announce(Operation operation, int64_t rows, int64_t cols, int
                             other - all.begin(), in_words(*other), in_words(all[0])));
 }
 
+void Communicator::agree(std::string_view what, uint64_t value) {
+  if (!checked_ || size_ == 1) return;
+  std::vector<uint64_t> all(static_cast<size_t>(size_));
+  do_all_gather(std::as_bytes(std::span(&value, 1)), std::as_writable_bytes(std::span(all)));
+  const auto other = std::find_if(all.begin(), all.end(), [&](uint64_t v) { return v != all[0]; });
+  if (other == all.end()) return;
+  throw failure(fmt::format("rank {} has another {} than rank 0; all ranks of the group must have the same",
+                            other - all.begin(), what));
+}
+
 void Communicator::check_blocks(std::span<const int64_t> send_bytes, std::span<const int64_t> receive_bytes) {
   if (!checked_ || size_ == 1) return;
   const auto ranks = static_cast<size_t>(size_);

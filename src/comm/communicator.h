@@ -51,6 +51,10 @@ class Communicator {
   int size() const { return size_; }
   const Traffic& traffic() const { return traffic_; }
 
+  // With checked communicators only, and not counted: throws a Failure that names the first rank whose `value` is not
+  // rank 0's. For what all ranks of a group must know alike before they exchange anything.
+  void agree(std::string_view what, uint64_t value);
+
   void barrier();
   void broadcast(std::span<std::byte> data, int root);
 

@@ -174,7 +174,7 @@ struct Engine::State {
 
   State(const EngineOptions& o, std::unique_ptr<Machine> the_machine, Probe called)
       : options(o), machine(std::move(the_machine)), probe(std::move(called)) {
-    const SchedulerLimits limits{o.chunk_tokens, o.max_queue, o.draft ? o.gamma : 0, machine->page_tokens()};
+    const SchedulerLimits limits{o.chunk_tokens, o.max_queue, o.draft ? o.gamma : 0, o.chunks, machine->page_tokens()};
     for (int64_t g = 0; g < machine->groups(); ++g) {
       schedulers.emplace_back(limits, machine->pages(g), machine->slots(g));
     }

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "checkpoint/config.h"
 #include "engine/request.h"
+#include "layout/chunks.h"
 #include "ledger/ledger.h"
 #include "ops/ops.h"
 
@@ -27,6 +28,7 @@ struct EngineOptions {
   int64_t max_tokens =
       0;  // tokens that the MLA pages hold; 0: max_running * min(context, 4096), at least one full context
   int64_t chunk_tokens = 512;                  // most prompt tokens in one step
+  std::optional<layout::ChunkSizer> chunks;    // how many of them behind a long prefix; absent: always as many
   int64_t max_queue = 1024;                    // waiting requests; more are refused
   std::optional<std::filesystem::path> draft;  // a DSpark or DFlash folder
   int64_t gamma = 4;                           // drafted tokens a round

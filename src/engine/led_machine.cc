@@ -24,7 +24,9 @@ void LedMachine::warm_up(int64_t length) {
     throw BadInput(fmt::format("warmup: a prompt of {} tokens; the pages of a group hold {}", length, room));
   }
   int64_t chunk = instance.chunk_tokens;
-  if (instance.row_bound) chunk = std::min(chunk, *instance.row_bound * instance.tp);
+  for (const auto& limit : {instance.row_bound, instance.max_dispatch_tokens}) {
+    if (limit) chunk = std::min(chunk, *limit * instance.tp);
+  }
   for (int64_t begin = 0; begin < length; begin += chunk) {
     const int64_t rows = std::min(chunk, length - begin);
     model::Batch batch;

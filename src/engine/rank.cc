@@ -16,11 +16,14 @@ namespace {
 // Everything that all ranks must have alike, as text, so that a difference can be shown.
 std::string settings_text(const layout::Instance& i, const RankOptions& o, const checkpoint::ModelConfig& c) {
   std::string text = fmt::format(
-      "dp {} tp {} dcp {} ep {} vocab {} weight_shard {} move_smaller {} row_bound {} async_depth {} eager_bank {} {} "
-      "precision {} tokens {} slots {} layers {} hidden {} vocabulary {} experts {} pipeline",
-      i.dp, i.tp, i.dcp, i.ep, i.vocab, i.weight_shard, i.move_smaller, i.row_bound.value_or(0), i.async_depth,
-      i.eager_bank.enabled, i.eager_bank.prefetch, o.precision == ops::Precision::bf16 ? "bf16" : "f32", o.tokens,
-      o.slots, c.layers, c.hidden, c.vocab, c.moe.experts);
+      "dp {} tp {} dcp {} ep {} vocab {} weight_shard {} move_smaller {} row_bound {} max_dispatch_tokens {} "
+      "ranks_per_host {} async_depth {} chunk_tokens {} dynamic_chunking {} eager_bank {} {} isa {} precision {} "
+      "tokens {} "
+      "slots {} layers {} hidden {} vocabulary {} experts {} top_k {} residual_block {} pipeline",
+      i.dp, i.tp, i.dcp, i.ep, i.vocab, i.weight_shard, i.move_smaller, i.row_bound.value_or(0),
+      i.max_dispatch_tokens.value_or(0), i.ranks_per_host, i.async_depth, i.chunk_tokens, i.dynamic_chunking,
+      i.eager_bank.enabled, i.eager_bank.prefetch, o.isa, o.precision == ops::Precision::bf16 ? "bf16" : "f32",
+      o.tokens, o.slots, c.layers, c.hidden, c.vocab, c.moe.experts, c.moe.top_k, c.residual_block.value_or(0));
   for (const int64_t n : i.pipeline) text += fmt::format(" {}", n);
   text += " eager stages";
   for (const int64_t s : i.eager_bank.stages) text += fmt::format(" {}", s);
@@ -87,6 +90,7 @@ model::Parallel Rank::make_parallel(comm::World& world) {
   p.several_batches = instance_.dp > 1;
   p.move_smaller = instance_.move_smaller;
   p.row_bound = instance_.row_bound;
+  p.max_dispatch = instance_.max_dispatch_tokens;
   return p;
 }
 
@@ -105,6 +109,7 @@ Rank::Rank(const std::filesystem::path& model, const layout::Instance& instance,
   bytes_mapped_ = checkpoint.bytes_mapped();
   compare_settings(*everyone_, settings_text(instance_, options, checkpoint.config()));
   model::Parallel parallel = make_parallel(world);
+  attention_ = parallel.attention;
   stages_ = make_group(world, layout::Group::pipeline);
   comm::Communicator* bank = stages_ == nullptr ? nullptr : make_group(world, layout::Group::pipeline, " bank");
 
@@ -129,6 +134,9 @@ void Rank::run(std::span<const model::Batch> batches, const std::function<void(s
     micro_batches.push_back({std::min(block, batch.rows() - begin), digest_of(batch)});
   }
   try {
+    if (attention_ != nullptr) {
+      for (const MicroBatch& m : micro_batches) attention_->agree("batch", m.digest);
+    }
     pipeline_->run(micro_batches, [&](size_t i, const model::StageStream* before) {
       model::ForwardOutput output = model_->forward(batches[i], pools_->views(), nullptr, before);
       done(i, output);

@@ -75,6 +75,7 @@ class Rank {
   std::vector<std::unique_ptr<comm::Communicator>> groups_;
   std::unique_ptr<comm::Communicator> everyone_;
   comm::Communicator* stages_ = nullptr;
+  comm::Communicator* attention_ = nullptr;
   std::unique_ptr<ledger::Account> account_;
   std::unique_ptr<model::Model> model_;
   std::unique_ptr<Pools> pools_;

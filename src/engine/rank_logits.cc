@@ -17,7 +17,9 @@ class Program {
   Program(Rank& rank, int64_t chunk, int64_t greedy)
       : rank_(rank), chunk_(chunk), greedy_(greedy), vocab_(rank.config().vocab) {
     const layout::Instance& i = rank.instance();
-    if (i.row_bound) chunk_ = std::min(chunk_, *i.row_bound * i.tp);
+    for (const auto& limit : {i.row_bound, i.max_dispatch_tokens}) {
+      if (limit) chunk_ = std::min(chunk_, *limit * i.tp);
+    }
     if (i.dynamic_chunking) {
       sizer_.emplace(layout::chunk_costs(rank.config(), i.pipeline), std::min(chunk_, i.chunk_tokens));
     }

@@ -195,7 +195,8 @@ void Scheduler::plan_decodes(StepPlan& plan) {
 void Scheduler::plan_prefills(StepPlan& plan) {
   int64_t budget = limits_.chunk_tokens;
   const auto add = [&](Sequence& s) {
-    const int64_t rows = std::min(budget, s.size() - s.computed);
+    const int64_t left = s.size() - s.computed;
+    const int64_t rows = std::min(budget, limits_.chunks ? limits_.chunks->next_chunk(s.computed, left) : left);
     budget -= rows;
     add_entry(plan, s, rows, 0);
   };

@@ -13,15 +13,17 @@
 
 #include "cache/id_pool.h"
 #include "engine/request.h"
+#include "layout/chunks.h"
 #include "ops/mla.h"
 
 namespace trireme::engine {
 
 struct SchedulerLimits {
-  int64_t chunk_tokens = 512;              // most prompt tokens in one step
-  int64_t max_queue = 1024;                // requests that wait beyond those that a free slot could take
-  int64_t draft_tokens = 0;                // drafted tokens per decode row; 0: no speculation
-  int64_t page_tokens = ops::kPageTokens;  // tokens of a request that one page stands for
+  int64_t chunk_tokens = 512;  // most prompt tokens in one step
+  int64_t max_queue = 1024;    // requests that wait beyond those that a free slot could take
+  int64_t draft_tokens = 0;    // drafted tokens per decode row; 0: no speculation
+  std::optional<layout::ChunkSizer> chunks = std::nullopt;  // sizes by cost, chunk_tokens at most
+  int64_t page_tokens = ops::kPageTokens;                   // tokens of a request that one page stands for
 };
 
 // A request inside the scheduler. `tokens` grow by what was produced and survive a retraction.

@@ -66,8 +66,8 @@ std::vector<StepRows> step_rows(const Instance& instance, std::span<const BatchR
     all.push_back(rows);
   }
   for (StepRows& rows : all) {
-    rows.block = instance.row_bound ? group_block(instance, *instance.row_bound) : most.block;
-    rows.wanted_block = instance.row_bound ? rows.block : most.wanted_block;
+    rows.block = instance.row_bound.value_or(most.block);
+    rows.wanted_block = instance.row_bound.value_or(most.wanted_block);
   }
   return all;
 }

@@ -31,11 +31,11 @@ struct BatchRows {
 
 // The row counts of a step in one attention group.
 struct StepRows {
-  int64_t batch = 0;  // n
-  int64_t block = 0;  // own rows that every rank of the stage assumes of every other: the most, or ceil(row_bound / tp)
+  int64_t batch = 0;         // n
+  int64_t block = 0;         // own rows that every rank of the stage assumes of every other: the most, or row_bound
   int64_t wanted = 0;        // logit rows of the batch
   int64_t group_wanted = 0;  // most of these in the own rows of one rank of the group
-  int64_t wanted_block = 0;  // the same over the stage; with a row_bound B
+  int64_t wanted_block = 0;  // the same over the stage, or row_bound
 };
 
 // One a group, from the batches of all groups (as many as instance.dp).

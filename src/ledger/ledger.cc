@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/error.h"
@@ -229,7 +230,11 @@ Buffer Account::take(const std::string& line, int64_t bytes) {
     }
     taken += bytes;
   }
-  return Buffer(bytes);
+  try {
+    return Buffer(bytes);
+  } catch (const std::bad_alloc&) {
+    throw Failure(fmt::format("out of memory: the system does not give {} bytes for memory line {}", bytes, line));
+  }
 }
 
 int64_t Account::taken(const std::string& line) const {

@@ -50,7 +50,7 @@ class Account {
   explicit Account(Plan plan);
 
   // A zeroed buffer that is charged to a line. Throws Failure if the line would be overdrawn (a fault of the plan, not
-  // of the user).
+  // of the user) or the system does not give the memory.
   Buffer take(const std::string& line, int64_t bytes);
   int64_t taken(const std::string& line) const;
   const Plan& plan() const { return plan_; }

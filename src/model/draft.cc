@@ -72,6 +72,10 @@ Draft::Draft(const std::filesystem::path& dir, Model& target, ledger::Account& a
     throw BadInput(fmt::format("draft {}: hidden_size {} and vocab_size {} must be the target's, {} and {}",
                                dir.string(), c.hidden, c.vocab, t.hidden, t.vocab));
   }
+  if (c.target_depth.value_or(t.layers) != t.layers) {
+    throw BadInput(fmt::format("draft {}: num_target_layers is {}, but the target has {} layers", dir.string(),
+                               *c.target_depth, t.layers));
+  }
   if (c.target_layers.back() >= t.layers) {
     throw BadInput(fmt::format("draft {}: it taps layer {}, but the target has layers 0 to {}", dir.string(),
                                c.target_layers.back(), t.layers - 1));

@@ -225,6 +225,25 @@ Matrix logits_of(const Pass& pass, const ModelWeights& weights, ConstRows mixed)
   return vocab_logits(pass, weights.head, chosen);
 }
 
+// Raises the block sizes to the largest of the stage, or to what the ranks assume of each other.
+void agree_on_blocks(const Parallel& parallel, StepShape& s) {
+  if (!parallel.several_batches) return;
+  if (parallel.row_bound) {
+    if (s.block > *parallel.row_bound) {
+      throw BadInput(fmt::format("a step has {} rows a rank, row_bound allows {}", s.block, *parallel.row_bound));
+    }
+    s.block = s.logit_block = *parallel.row_bound;
+    return;
+  }
+  const std::array<int32_t, 2> mine{static_cast<int32_t>(s.block), static_cast<int32_t>(s.logit_block)};
+  std::vector<int32_t> all(2 * static_cast<size_t>(parallel.stage->size()));
+  parallel.stage->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  for (size_t i = 0; i < all.size(); i += 2) {
+    s.block = std::max<int64_t>(s.block, all[i]);
+    s.logit_block = std::max<int64_t>(s.logit_block, all[i + 1]);
+  }
+}
+
 // The rank's own block of the batch, and the sizes that the stage's ranks agree on.
 StepShape shape_of(const Batch& batch, const Parallel& parallel) {
   const int64_t ranks = size_of(parallel.attention);
@@ -238,20 +257,10 @@ StepShape shape_of(const Batch& batch, const Parallel& parallel) {
   s.logit_rows = wanted[static_cast<size_t>(rank_in(parallel.attention))];
   s.block = s.group_block;
   s.logit_block = *std::max_element(wanted.begin(), wanted.end());
-  if (!parallel.several_batches) return s;
-  if (parallel.row_bound) {
-    if (s.block > *parallel.row_bound) {
-      throw BadInput(fmt::format("a step has {} rows a rank, row_bound allows {}", s.block, *parallel.row_bound));
-    }
-    s.block = s.logit_block = *parallel.row_bound;
-    return s;
-  }
-  const std::array<int32_t, 2> mine{static_cast<int32_t>(s.block), static_cast<int32_t>(s.logit_block)};
-  std::vector<int32_t> all(2 * static_cast<size_t>(parallel.stage->size()));
-  parallel.stage->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
-  for (size_t i = 0; i < all.size(); i += 2) {
-    s.block = std::max<int64_t>(s.block, all[i]);
-    s.logit_block = std::max<int64_t>(s.logit_block, all[i + 1]);
+  agree_on_blocks(parallel, s);
+  if (parallel.experts != nullptr && parallel.max_dispatch && s.block > *parallel.max_dispatch) {
+    throw BadInput(fmt::format("a step has {} rows on a rank, experts.max_dispatch_tokens allows {}", s.block,
+                               *parallel.max_dispatch));
   }
   return s;
 }

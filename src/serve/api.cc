@@ -31,6 +31,24 @@ bool same_secret(std::string_view given, std::string_view expected) {
   return difference == 0;
 }
 
+int hex_value(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  const char lower = static_cast<char>(c | 0x20);
+  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
+}
+
+// "a%2Fb" -> "a/b". A % that no two hexadecimal digits follow stands for itself.
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const int high = text[i] == '%' && i + 2 < text.size() ? hex_value(text[i + 1]) : -1;
+    const int low = high >= 0 ? hex_value(text[i + 2]) : -1;
+    out += low >= 0 ? static_cast<char>(high * 16 + low) : text[i];
+    if (low >= 0) i += 2;
+  }
+  return out;
+}
+
 std::vector<text::TokenId> encode(const text::Tokenizer& tokenizer, const std::string& text, const std::string& field) {
   try {
     return tokenizer.encode(text);
@@ -74,13 +92,21 @@ const Api::Route* Api::find_route(const std::string& path) {
 Api::Api(ApiOptions options, GenerationContext context)
     : options_(std::move(options)),
       context_(context),
-      limits_{std::min(context.engine.config().vocab, context.tokenizer.vocab_size()), options_.defaults},
+      limits_{std::min(context.engine.config().vocab, context.tokenizer.vocab_size()), options_.defaults,
+              std::min(kMaxChoices, options_.max_choices)},
       started_(std::time(nullptr)) {}
 
 bool Api::authorized(const std::string& header) const {
-  constexpr std::string_view kScheme = "Bearer ";
-  return options_.api_key.empty() || (header.starts_with(kScheme) &&
-                                      same_secret(std::string_view(header).substr(kScheme.size()), options_.api_key));
+  if (options_.api_key.empty()) return true;
+  constexpr std::string_view kScheme = "bearer";  // in any case, then one space or more
+  const auto same_letter = [](char lower, char given) { return lower == (given | 0x20); };
+  if (!std::equal(kScheme.begin(), kScheme.end(), header.begin(),
+                  header.begin() + static_cast<std::ptrdiff_t>(std::min(header.size(), kScheme.size())), same_letter)) {
+    return false;
+  }
+  const std::string_view rest = std::string_view(header).substr(kScheme.size());
+  const size_t key = std::min(rest.find_first_not_of(' '), rest.size());
+  return key > 0 && same_secret(rest.substr(key), options_.api_key);
 }
 
 std::optional<HttpResponse> Api::screen(const HttpRequest& request) {
@@ -177,7 +203,7 @@ HttpResponse Api::models(const std::string& path) const {
   const Json model = {{"id", options_.model_name}, {"object", "model"},           {"created", started_},
                       {"owned_by", "trireme"},     {"root", options_.model_name}, {"max_model_len", max_context()}};
   if (!path.starts_with(kModelsPath)) return json_response({{"object", "list"}, {"data", Json::array({model})}});
-  check_model(path.substr(kModelsPath.size()));
+  check_model(percent_decoded(std::string_view(path).substr(kModelsPath.size())));
   return json_response(model);
 }
 
@@ -219,7 +245,7 @@ void Api::fit(GenerationPlan& plan, const char* field) const {
                    field, "context_length_exceeded");
   }
   const int64_t left = context - longest;
-  const std::pair<const char*, int64_t> counts[] = {{"max_tokens", plan.common.max_tokens.value_or(0)},
+  const std::pair<const char*, int64_t> counts[] = {{plan.common.max_tokens_field, plan.common.max_tokens.value_or(0)},
                                                     {"min_tokens", plan.common.sampling.min_tokens}};
   for (const auto& [name, count] : counts) {
     if (count <= left) continue;

@@ -19,6 +19,7 @@ struct ApiOptions {
   std::string model_name;  // what clients call the model
   std::string api_key;     // empty: none is asked for
   SamplingDefaults defaults;
+  int64_t max_choices = kMaxChoices;  // of one request: what the engine runs and lets wait
 };
 
 class Api : public Handler {

@@ -68,6 +68,13 @@ std::string path_of(std::string target) {
   return slash == std::string::npos ? "/" : target.substr(slash);
 }
 
+// Whether a body, if there is one, is coded as nothing or as chunks only.
+template <typename Fields>
+bool plain_or_chunked(const Fields& fields) {
+  const size_t lines = fields.count(http::field::transfer_encoding);
+  return lines == 0 || (lines == 1 && boost::beast::iequals(fields[http::field::transfer_encoding], "chunked"));
+}
+
 }  // namespace
 
 struct Connection::Head {
@@ -163,8 +170,8 @@ awaitable<bool> Connection::serve_one() {
     head.chunked = message.version() >= 11;
     head.no_body = message.method() == http::verb::head;
     // Only chunks mark a body's end; the bytes of another coding would be taken for the next request.
-    if (message.count(http::field::transfer_encoding) > 0 && !parser.chunked()) {
-      co_await refuse(501, "of the transfer encodings only chunked is supported");
+    if (!plain_or_chunked(message)) {
+      co_await refuse(501, "of the transfer encodings only chunked is supported, and only by itself");
       co_return false;
     }
     const bool has_body = !parser.is_done();
@@ -236,7 +243,8 @@ awaitable<bool> Connection::exchange(HttpRequest request, const Head& head) {
   }
   co_await stop_watching();
   exchange_.reset();
-  co_return alive&& head.keep_alive && (head.chunked || !begun);
+  // The client may have left behind the last byte of the answer; its end was read then and does not come again.
+  co_return alive && !gone_ && head.keep_alive && (head.chunked || !begun);
 }
 
 void Connection::woken() {

@@ -43,7 +43,7 @@ std::string range_words(int64_t low, int64_t high) {
 
 }  // namespace
 
-Json parse_body(std::string_view body) {
+Json parse_value(std::string_view body) {
   check_size(body);
   // The parser takes a NUL byte for the end and would not look at what follows.
   if (const size_t nul = body.find('\0'); nul != std::string_view::npos)
@@ -61,6 +61,11 @@ Json parse_body(std::string_view body) {
     }
     throw ApiError(400, "body: not valid JSON: " + text.substr(0, 300));
   }
+  return value;
+}
+
+Json parse_body(std::string_view body) {
+  Json value = parse_value(body);
   if (!value.is_object()) throw ApiError(400, "body: must be a JSON object, not " + kind_of(value));
   return value;
 }

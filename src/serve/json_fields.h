@@ -17,6 +17,8 @@ inline constexpr int kMaxJsonMembers = 1024;  // of one object; an ordered objec
 
 // Parses a body that must be one JSON object. Throws ApiError 400.
 Json parse_body(std::string_view body);
+// The same for a value of any kind.
+Json parse_value(std::string_view body);
 
 // "an integer", "a string": for messages.
 std::string kind_of(const Json& value);

@@ -116,7 +116,7 @@ void read_stream(const Fields& fields, CommonRequest& request) {
 
 void read_common(const Fields& fields, const RequestLimits& limits, CommonRequest& request) {
   request.model = fields.string("model");
-  request.n = fields.integer("n", 1, kMaxChoices).value_or(1);
+  request.n = fields.integer("n", 1, limits.max_choices).value_or(1);
   read_stream(fields, request);
   read_sampling(fields, limits, request);
   read_stops(fields, limits, request);
@@ -136,8 +136,8 @@ void read_common(const Fields& fields, const RequestLimits& limits, CommonReques
 void check_token_counts(const CommonRequest& request) {
   if (request.max_tokens && request.sampling.min_tokens > *request.max_tokens) {
     throw ApiError(400,
-                   fmt::format("min_tokens: {} is more than max_tokens, which is {}", request.sampling.min_tokens,
-                               *request.max_tokens),
+                   fmt::format("min_tokens: {} is more than {}, which is {}", request.sampling.min_tokens,
+                               request.max_tokens_field, *request.max_tokens),
                    "min_tokens");
   }
 }
@@ -150,8 +150,9 @@ std::vector<Prompt> read_prompts(const Fields& fields, const RequestLimits& limi
   if (!value->is_array()) fields.refuse("prompt", wanted);
   if (value->empty()) throw ApiError(400, "prompt: must not be empty", "prompt");
   if (value->front().is_number()) return {token_ids(*value, fields.path("prompt"), limits.vocab)};
-  if (static_cast<int64_t>(value->size()) > kMaxChoices) {
-    throw ApiError(400, fmt::format("prompt: has {} prompts, at most {} are allowed", value->size(), kMaxChoices),
+  if (static_cast<int64_t>(value->size()) > limits.max_choices) {
+    throw ApiError(400,
+                   fmt::format("prompt: has {} prompts, at most {} are allowed", value->size(), limits.max_choices),
                    "prompt");
   }
   std::vector<Prompt> prompts;
@@ -202,7 +203,10 @@ ChatCompletionRequest parse_chat_completion(std::string_view body, const Request
   ChatCompletionRequest request;
   read_common(fields, limits, request);
   // The newer name of the two wins.
-  if (const auto newer = fields.integer("max_completion_tokens", 1, kMax)) request.max_tokens = newer;
+  if (const auto newer = fields.integer("max_completion_tokens", 1, kMax)) {
+    request.max_tokens = newer;
+    request.max_tokens_field = "max_completion_tokens";
+  }
   check_token_counts(request);
   const bool logprobs = fields.boolean("logprobs").value_or(false);
   const auto top = fields.integer("top_logprobs", 0, kMaxTopLogprobs);
@@ -222,10 +226,10 @@ CompletionRequest parse_completion(std::string_view body, const RequestLimits& l
   read_common(fields, limits, request);
   check_token_counts(request);
   request.prompts = read_prompts(fields, limits);
-  if (static_cast<int64_t>(request.prompts.size()) * request.n > kMaxChoices) {
+  if (static_cast<int64_t>(request.prompts.size()) * request.n > limits.max_choices) {
     throw ApiError(400,
                    fmt::format("n: {} prompts times n = {} make more than {} answers", request.prompts.size(),
-                               request.n, kMaxChoices),
+                               request.n, limits.max_choices),
                    "n");
   }
   request.echo = fields.boolean("echo").value_or(false);

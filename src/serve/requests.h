@@ -34,13 +34,15 @@ std::vector<int32_t> stop_ids(const checkpoint::ModelConfig& config, const text:
 // The seed of a request that names none: from the system's source of randomness.
 uint64_t random_seed();
 
-// What the checks need to know of the model.
+inline constexpr int64_t kMaxChoices = 128;  // n times the prompts of one request
+
+// What the checks need to know of the model and the engine.
 struct RequestLimits {
   int64_t vocab = 0;
   SamplingDefaults defaults;
+  int64_t max_choices = kMaxChoices;  // fewer if the engine can never hold as many
 };
 
-inline constexpr int64_t kMaxChoices = 128;  // n times the prompts of one request
 inline constexpr int64_t kMaxTopLogprobs = 20;
 inline constexpr int64_t kMaxStops = 64;
 inline constexpr int64_t kMaxStopBytes = 1024;    // of one stop string
@@ -55,6 +57,7 @@ struct CommonRequest {
   bool include_usage = false;     // a last chunk with the usage
   bool continuous_usage = false;  // the usage so far in every chunk
   std::optional<int64_t> max_tokens;
+  const char* max_tokens_field = "max_tokens";  // where it came from, for errors
   std::optional<uint64_t> seed;
   std::vector<std::string> stop;
   bool ignore_eos = false;

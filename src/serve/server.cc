@@ -1,13 +1,17 @@
 #include "serve/server.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <utility>
 
+#include "base/error.h"
 #include "serve/api.h"
 #include "serve/generation.h"
 #include "serve/metrics.h"
 #include "serve/workers.h"
 #include "text/tokenizer.h"
+#include "text/utf8.h"
 
 namespace trireme::serve {
 namespace {
@@ -15,9 +19,16 @@ namespace {
 constexpr int kWorkerThreads = 2;
 constexpr std::chrono::milliseconds kCancelGrace{2'000};
 
-std::string folder_name(const std::filesystem::path& model) {
-  const std::filesystem::path path = std::filesystem::weakly_canonical(model);
-  return path.filename().string();
+// What clients call the model. It stands in every answer, so it must be text.
+std::string served_name(const ServerOptions& options) {
+  const std::string name = options.model_name.empty()
+                               ? std::filesystem::weakly_canonical(options.engine.model).filename().string()
+                               : options.model_name;
+  const auto offset = text::first_invalid_byte(name);
+  if (!offset) return name;
+  throw BadInput(options.model_name.empty()
+                     ? "the name of the model's folder is not valid UTF-8; give --served-model-name"
+                     : fmt::format("--served-model-name: not valid UTF-8 at byte {}", *offset));
 }
 
 }  // namespace
@@ -28,13 +39,14 @@ std::string folder_name(const std::filesystem::path& model) {
 struct Server::State {
   State(const ServerOptions& options, std::unique_ptr<engine::Machine> machine)
       : http(options.http),
-        name(options.model_name.empty() ? folder_name(options.engine.model) : options.model_name),
+        name(served_name(options)),
         tokenizer(text::Tokenizer::load(options.engine.model)),
         defaults(read_sampling_defaults(options.engine.model)),
         metrics(name),
         workers(kWorkerThreads),
         engine(machine ? engine::Engine(options.engine, std::move(machine)) : engine::Engine(options.engine)),
-        api({name, options.api_key, defaults}, {engine, tokenizer, metrics, workers, live}) {
+        api({name, options.api_key, defaults, engine.stats().slots_total + options.engine.max_queue},
+            {engine, tokenizer, metrics, workers, live}) {
     http.start(api);
   }
   HttpServer http;

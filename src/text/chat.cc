@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
@@ -172,6 +173,10 @@ class Renderer {
     close("response");
     calls_ = field(message, "tool_calls");
     results_ = 0;
+    call_of_id_.clear();
+    for (size_t i = 0; calls_ != nullptr && i < calls_->size(); ++i) {
+      if (const Json* id = field((*calls_)[i], "id")) call_of_id_.emplace(id->get_ref<const std::string&>(), i);
+    }
     if (calls_ != nullptr && !calls_->empty()) {
       open("tools");
       for (size_t i = 0; i < calls_->size(); ++i) call((*calls_)[i]["function"], i + 1);
@@ -239,11 +244,8 @@ class Renderer {
   }
 
   std::optional<size_t> call_with_id(const Json& id) const {
-    for (size_t i = 0; calls_ != nullptr && i < calls_->size(); ++i) {
-      const Json* own = field((*calls_)[i], "id");
-      if (own != nullptr && *own == id) return i;
-    }
-    return std::nullopt;
+    const auto found = call_of_id_.find(id.get_ref<const std::string&>());
+    return found == call_of_id_.end() ? std::nullopt : std::optional(found->second);
   }
 
   std::string call_name(size_t i) const { return (*calls_)[i]["function"]["name"].get<std::string>(); }
@@ -261,8 +263,9 @@ class Renderer {
 
   const ChatRequest& request_;
   std::vector<Segment> out_;
-  const Json* calls_ = nullptr;  // of the last assistant message
-  size_t results_ = 0;           // tool messages since then
+  const Json* calls_ = nullptr;                              // of the last assistant message
+  size_t results_ = 0;                                       // tool messages since then
+  std::unordered_map<std::string_view, size_t> call_of_id_;  // into calls_; of several with one id the first
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "checkpoint/draft_config.h"
 #include "checkpoint/json_reader.h"
 #include "checkpoint/names.h"
 #include "checkpoint/tiny.h"
@@ -173,6 +174,40 @@ const std::vector<Malformed>& malformed_configs() {
        [](J&, J& text) {
          text["quantization_config"] = {{"weight_block_size", {64, 64}}};
        }},
+      {"quantization_config.quant_method is \"awq\"; only",
+       [](J& root, J&) {
+         root["quantization_config"] = {{"quant_method", "awq"}};
+       }},
+      {"quantization_config.format is \"nvfp4-pack-quantized\"; only",
+       [](J& root, J&) {
+         root["quantization_config"] = {{"format", "nvfp4-pack-quantized"}};
+       }},
+      {"quantization_config.fmt is \"e5m2\"; only",
+       [](J& root, J&) {
+         root["quantization_config"] = {{"fmt", "e5m2"}};
+       }},
+      {"quantization_config.block_fp8.fmt is \"e5m2\"; only",
+       [](J&, J& text) {
+         text["quantization_config"]["block_fp8"] = {{"fmt", "e5m2"}};
+       }},
+      {"quantization_config.block_fp8.weight_block_size is a list; it must be [128, 128]",
+       [](J&, J& text) {
+         text["quantization_config"]["block_fp8"] = {{"weight_block_size", {1, 128}}};
+       }},
+      {"quantization_config.config_groups.g.format is \"pack-quantized\"; only",
+       [](J&, J& text) { text["quantization_config"]["config_groups"]["g"]["format"] = "pack-quantized"; }},
+      {"quantization_config.config_groups.g.weights.symmetric is false; only true",
+       [](J&, J& text) { text["quantization_config"]["config_groups"]["g"]["weights"]["symmetric"] = false; }},
+      {"quantization_config.config_groups.g.weights.type is \"int\"; only",
+       [](J&, J& text) { text["quantization_config"]["config_groups"]["g"]["weights"]["type"] = "int"; }},
+      {"quantization_config.config_groups.g.weights.num_bits is 8; only 4",
+       [](J&, J& text) { text["quantization_config"]["config_groups"]["g"]["weights"]["num_bits"] = 8; }},
+      {"quantization_config.config_groups.g.weights.group_size is 16; only 32",
+       [](J&, J& text) { text["quantization_config"]["config_groups"]["g"]["weights"]["group_size"] = 16; }},
+      {"text_config.tie_word_embeddings is false; on the top level it is true",
+       [](J& root, J& text) { root["tie_word_embeddings"] = true, text["tie_word_embeddings"] = false; }},
+      {"text_config.tie_word_embeddings is true; on the top level it is false",
+       [](J& root, J& text) { root["tie_word_embeddings"] = false, text["tie_word_embeddings"] = true; }},
   };
   return kCases;
 }
@@ -216,6 +251,41 @@ TEST(Config, NothingMayHideBehindANulByte) {
   EXPECT_NE(
       testing::bad_input([&] { (void)parse_json_object(text, "x.json"); }).find("x.json: it is not valid JSON: a NUL"),
       std::string::npos);
+}
+
+TEST(Config, SaysWhatStandsForKeysThatAreLeftOut) {
+  ordered_json root = tiny_k3_config();
+  EXPECT_TRUE(parse_config(root.dump(), "c").defaults.empty());
+  root["text_config"].erase("routed_scaling_factor");
+  root["text_config"]["linear_attn_config"].erase("gate_lower_bound");
+  const ModelConfig config = parse_config(root.dump(), "c");
+  EXPECT_EQ(config.moe.scaling, 1.0F);
+  EXPECT_FALSE(config.kda.lower_bound);
+  EXPECT_EQ(config.defaults, (std::map<std::string, std::string>{{"gate_lower_bound", "none, the softplus gate"},
+                                                                 {"routed_scaling_factor", "1"}}));
+}
+
+TEST(Config, TheParserIsNotNamed) {
+  const std::string message = testing::bad_input([] { (void)parse_json_object("{", "x.json"); });
+  EXPECT_TRUE(message.starts_with("x.json: it is not valid JSON: parse error at line 1")) << message;
+}
+
+TEST(DraftConfig, RefusesWhatItWouldNotHeed) {
+  const testing::TemporaryFolder folder;
+  ordered_json config =
+      ordered_json::parse(testing::read_file(std::string(TRIREME_SOURCE_DIR) + "/models/k3-nano-dspark/config.json"));
+  const auto read = [&] {
+    testing::write_file(folder.path() / "config.json", config.dump());
+    return read_draft_config(folder.path());
+  };
+  EXPECT_EQ(read().target_depth, 13);
+  config["max_position_embeddings"] = 0;
+  EXPECT_NE(testing::bad_input(read).find("max_position_embeddings is 0"), std::string::npos);
+  config.erase("max_position_embeddings");
+  config["num_target_layers"] = 0;
+  EXPECT_NE(testing::bad_input(read).find("num_target_layers is 0"), std::string::npos);
+  config.erase("num_target_layers");
+  EXPECT_FALSE(read().target_depth);
 }
 
 // What is there but unusable is not the same as absent.

@@ -153,6 +153,15 @@ TEST_F(CommandLineTest, MalformedQuestionsAreNamed) {
       {R"({"prompt_ids":[1],"answer":[{"name":"f"}]})", "answer"},
       {R"({"messages":[{"role":"user","content":"a"}],"tools":5,"answer":"x"})", "tools"},
       {R"({"messages":[{"role":"user","content":"a"}],"opts":{"response_format":5},"answer":"x"})", "response_format"},
+      {R"({"prompt_ids":[1],"opts":{"response_format":5},"answer":"x"})", "response_format"},
+      {R"({"prompt_ids":[1],"opts":{"tool_choice":5},"answer":"x"})", "tool_choice"},
+      {R"({"prompt_ids":[1],"opts":{"temperature":0},"answer":"x"})", "opts.temperature: unknown"},
+      {R"({"prompt_ids":[1],"opts":{"response_schema":{}},"answer":"x"})", "opts.response_schema"},
+      {R"({"prompt_ids":[1],"messages":[{"role":"user","content":"a"}],"answer":"x"})", "prompt_ids: they are not"},
+      {R"({"prompt_ids":[1],"messages":[{"role":"user","content":"a"}],"opts":{"response_format":"json_schema","response_schema":{}},"answer":"x"})",
+       "prompt_ids: they are not"},
+      {R"({"messages":[{"role":"user","content":"a"}],"opts":{"response_format":"yaml"},"answer":"x"})",
+       "response_format.type"},
       {R"({"messages":[{"role":"user","content":"a"}],"opts":5,"answer":"x"})", "opts"}};
   for (const auto& [line, named] : lines) {
     expect_refused(eval(line), named);
@@ -203,6 +212,97 @@ TEST_F(CommandLineTest, WhatTheMemoryCannotHoldIsRefused) {
   EXPECT_NE(outcome.said.find("lower max_tokens (--max-tokens"), std::string::npos) << outcome.said;
 }
 
+TEST_F(CommandLineTest, AFolderThatIsNotThereIsSaidToBe) {
+  const std::vector<std::string> commands[] = {{"serve", "--port", "0"},
+                                               {"generate", "--prompt", "hi"},
+                                               {"eval", "--data", "d"},
+                                               {"logits", "--tokens", "t", "--output", "o"},
+                                               {"bench", "latency"}};
+  for (std::vector<std::string> command : commands) {
+    command.insert(command.end(), {"--model", "nowhere"});
+    expect_refused(command, "--model nowhere: there is no such folder");
+  }
+}
+
+TEST_F(CommandLineTest, AnEmptyKeyInTheEnvironmentIsNoKey) {
+  setenv("TRIREME_API_KEY", "", 1);
+  expect_refused({"serve", "--port", "0", "--model", kNano}, "TRIREME_API_KEY");
+  unsetenv("TRIREME_API_KEY");
+}
+
+TEST_F(CommandLineTest, InputsAreNotOverwritten) {
+  make_weightless();  // nothing is loaded before the refusal
+  std::ofstream("ids.json") << "[[1]]";
+  fs::create_symlink("ids.json", "link.json");
+  fs::create_hard_link("weightless/config.json", "config-too.json");
+  const auto logits = [](const std::string& output) {
+    return std::vector<std::string>{"logits", "--model", "weightless", "--tokens", "ids.json", "--output", output};
+  };
+  for (const char* output : {"ids.json", "./folder/../ids.json", "link.json"}) {
+    expect_refused(logits(output), "--output " + std::string(output) + ": it is the same file as ids.json");
+  }
+  for (const char* output : {"weightless/config.json", "config-too.json"}) {
+    expect_refused(logits(output),
+                   "--output " + std::string(output) + ": it is the same file as weightless/config.json");
+  }
+  EXPECT_EQ(slurp("ids.json"), "[[1]]");
+  const std::string question = R"({"prompt_ids":[1],"answer":"x"})";
+  std::vector<std::string> ids = eval(question);
+  ids.insert(ids.end(), {"--ids", "./questions.jsonl"});
+  expect_refused(ids, "--ids ./questions.jsonl: it is the same file as questions.jsonl");
+  EXPECT_EQ(slurp("questions.jsonl"), question + "\n");
+}
+
+TEST_F(CommandLineTest, BatchSizesAreAList) {
+  for (const char* list : {"", "1,,2", "1,2,", ",1", "0", "65537", "1,x", "1 2", "-1", "1.5"}) {
+    expect_refused({"bench", "latency", "--model", kNano, "--batch", list}, "--batch");
+  }
+  const Outcome good =
+      run({"bench", "latency", "--model", kNano, "--prompt", "4", "--generate", "2", "--batch", "2,1", "--json"});
+  EXPECT_EQ(good.status, 0) << good.said;
+  EXPECT_LT(good.written.find("\"batch\": 2"), good.written.find("\"batch\": 1"));
+}
+
+TEST_F(CommandLineTest, ABenchThatDoesNotFitIsRefused) {
+  const Outcome outcome = run({"bench", "latency", "--model", kNano, "--batch", "65536", "--prompt", "4000"});
+  EXPECT_EQ(outcome.status, 1) << outcome.said;
+  EXPECT_NE(outcome.said.find("lower --batch"), std::string::npos) << outcome.said;
+}
+
+TEST_F(CommandLineTest, ChatFilesAreJsonByThemselves) {
+  make_weightless();
+  const auto refused = [](const std::string& text, const std::string& named) {
+    std::ofstream("chat.json", std::ios::trunc) << text;
+    expect_refused({"generate", "--model", "weightless", "--chat", "chat.json"}, named);
+  };
+  const std::string messages = R"([{"role": "user", "content": "hi"}])";
+  refused(messages, "safetensors");  // it is good, and the next thing to be missed
+  refused(R"({"messages": )" + messages + "}", "safetensors");
+  refused(messages + R"(, "tool_choice": "none")", "--chat chat.json: body: not valid JSON: parse error at line 1");
+  refused("\n" + messages + "]", "at line 2, column");
+  refused("\xEF\xBB\xBF" + messages, "--chat chat.json: begins with a byte order mark");
+  refused("3", "--chat chat.json: must be a list of messages or an object with messages, not an integer");
+}
+
+TEST_F(CommandLineTest, InspectShowsWhatConfigLeavesOut) {
+  fs::create_directories("silent");
+  for (const auto& file : fs::directory_iterator(kNano))
+    fs::create_symlink(file.path(), "silent" / file.path().filename());
+  std::string config = slurp("silent/config.json");
+  for (const std::string key : {"\"gate_lower_bound\"", "\"routed_scaling_factor\""}) {
+    ASSERT_NE(config.find(key), std::string::npos);
+    config.replace(config.find(key), 1, "\"not_");
+  }
+  fs::remove("silent/config.json");
+  std::ofstream("silent/config.json") << config;
+  const Outcome text = run({"inspect", "silent"});
+  EXPECT_NE(text.written.find("gate_lower_bound: none, the softplus gate"), std::string::npos) << text.said;
+  EXPECT_NE(text.written.find("routed_scaling_factor: 1"), std::string::npos) << text.written;
+  const Outcome json = run({"inspect", "silent", "--json"});
+  EXPECT_NE(json.written.find("\"routed_scaling_factor\": \"1\""), std::string::npos) << json.written;
+  EXPECT_EQ(run({"inspect", kNano}).written.find("config.json does not say"), std::string::npos);
+}
+
 TEST_F(CommandLineTest, NoThreadsAreAllThreads) {
   expect_refused({"convert", "--from", "nowhere", "--to", "made", "--fp8", "attn", "--threads", "0"}, "nowhere");
 }
@@ -223,7 +323,7 @@ TEST_F(CommandLineTest, ASignalEndsTheServerWhileItLoads) {
     alarm(60);
     (void)dup2(open("out", O_WRONLY | O_CREAT | O_TRUNC, 0644), STDOUT_FILENO);
     const std::vector<const char*> argv = {"trireme", "serve",        "--port", "0",    "--model",
-                                           kNano,     "--max-tokens", "60000", nullptr};
+                                           kNano,     "--max-tokens", "60000",  nullptr};
     _exit(run_command_line(static_cast<int>(argv.size()) - 1, argv.data()));
   }
   for (int i = 0; i < 30'000 && !blocks_term(child); ++i) usleep(1000);

@@ -65,6 +65,8 @@ TEST_F(TokenFileTest, RefusalsNameTheThing) {
   EXPECT_EQ(error(json("[[1, 2.5]]")), "prompt 0 holds 2.5, which is not a token id");
   EXPECT_EQ(error(json("[[1, \"x\"]]")), "prompt 0 holds \"x\", which is not a token id");
   EXPECT_EQ(error(json("[[1, 10]]")), "prompt 0: token 10 at position 1 is outside the vocabulary of 10 entries");
+  EXPECT_EQ(error(json("[[18446744073709551615]]")),
+            "prompt 0: token 18446744073709551615 at position 0 is outside the vocabulary of 10 entries");
   EXPECT_EQ(error(json("[[-1]]")), "prompt 0: token -1 at position 0 is outside the vocabulary of 10 entries");
   EXPECT_EQ(error(tensor<float>("prompt.0.tokens", DType::f32, {1}, {1})),
             "tensor prompt.0.tokens is F32 with 1 dimensions; it must be I32 or I64 with one");
@@ -74,6 +76,25 @@ TEST_F(TokenFileTest, RefusalsNameTheThing) {
             "holds no prompts; expected tensors prompt.0.tokens, ... or a JSON list of lists of ids");
   EXPECT_EQ(error(tensor<int64_t>("prompt.0.tokens", DType::i64, {1}, {int64_t{1} << 40})),
             "prompt 0: token 1099511627776 at position 0 is outside the vocabulary of 10 entries");
+}
+
+// Two names of one number would run as one prompt.
+TEST_F(TokenFileTest, PromptNumbersHaveOneForm) {
+  for (const char* digits : {"00", "01", "+1", "-1", "-0", "", "1.0", "0x1", "a", " 1", "9223372036854775808"}) {
+    const std::string name = "prompt." + std::string(digits) + ".tokens";
+    EXPECT_EQ(error(tensor<int32_t>(name, DType::i32, {1}, {1})),
+              "tensor " + name + ": \"" + digits + "\" is no prompt number; it must be digits without a leading zero");
+  }
+  // What a golden file holds besides is passed over.
+  const int32_t id = 7;
+  const float value = 0.5F;
+  const auto ids = std::as_bytes(std::span(&id, 1));
+  const checkpoint::TensorToWrite tensors[] = {
+      {"prompt.10.tokens", DType::i32, {1}, ids},
+      {"prompt.10.greedy_tokens", DType::i32, {1}, ids},
+      {"prompt.010.margins", DType::f32, {1}, std::as_bytes(std::span(&value, 1))}};
+  checkpoint::write_safetensors(folder_ / "golden.safetensors", tensors);
+  EXPECT_EQ(read_token_file(folder_ / "golden.safetensors", 10).prompts, (Prompts{{10, {7}}}));
 }
 
 }  // namespace

@@ -104,15 +104,15 @@ TEST(LayoutRefusals, ChunkSettingsAreComparedToo) {
 TEST(LayoutRefusals, RanksWithoutAShare) {
   const std::filesystem::path dir = model_dir("scarce");
   const auto said = [&](const std::string& toml) { return failure_of([&] { instance_of(toml, dir); }); };
-  EXPECT_EQ(said("attention = { tp = 8 }"),
-            "instance \"unified\": attention.tp = 8 leaves a rank without a share of layers.0.mlp.gate_proj [13, 36]; "
-            "attention.tp = 1, 2 or 4 would work");
-  EXPECT_EQ(said("attention = { dp = 8 }\nvocab = 8"),
-            "instance \"unified\": vocab = 8 leaves a rank without a share of embed_tokens [19, 36]; vocab = 1, 2 or 4 "
-            "would work");
-  EXPECT_EQ(said("attention = { dp = 8 }\nweight_shard = 8"),
-            "instance \"unified\": weight_shard = 8 leaves a rank without a share of "
-            "layers.1.block_sparse_moe.routed_expert_down_proj [33, 36]; weight_shard = 1, 2 or 4 would work");
+  // By the words that matter: the setting, whose share it is, what would work.
+  const auto expect_words = [&](const std::string& toml, std::initializer_list<const char*> words) {
+    const std::string text = said(toml);
+    for (const char* word : words) EXPECT_NE(text.find(word), std::string::npos) << word << " in: " << text;
+  };
+  expect_words("attention = { tp = 8 }", {"attention.tp = 8", "without", "13", "1, 2 or 4 would work"});
+  expect_words("attention = { dp = 8 }\nvocab = 8", {"vocab = 8", "without", "19", "1, 2 or 4 would work"});
+  expect_words("attention = { dp = 8 }\nweight_shard = 8",
+               {"weight_shard = 8", "without", "routed_expert_down_proj", "1, 2 or 4 would work"});
 }
 
 // A rank whose model is not there ends the others; the error is its own.

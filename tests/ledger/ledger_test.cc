@@ -8,6 +8,7 @@
 #include "base/thread_pool.h"
 #include "ledger/forms.h"
 #include "ops/select.h"
+#include "support/scarce.h"
 #include "support/tensors.h"
 
 namespace trireme::ledger {
@@ -35,6 +36,14 @@ TEST(Account, GivesZeroedMemoryUpToTheLine) {
   EXPECT_EQ(account.taken("a"), 60);
   EXPECT_EQ(account.take("a", 40).bytes(), 40);
   EXPECT_EQ(failure_of([&] { account.take("c", 1); }), "the memory plan has no line \"c\"");
+}
+
+TEST(Account, SaysForWhatMemoryIsMissing) {
+  if (!testing::kScarcityWorks) GTEST_SKIP() << "sanitizers end the process instead";
+  constexpr int64_t kFar = int64_t{1} << 60;  // more than any processor addresses
+  Account account(Plan{{{"pool.x", kFar, ""}}});
+  EXPECT_EQ(failure_of([&] { account.take("pool.x", kFar); }),
+            "out of memory: the system does not give 1152921504606846976 bytes for memory line pool.x");
 }
 
 TEST(Plan, AddsUp) {

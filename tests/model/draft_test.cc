@@ -2,7 +2,11 @@
 #include "model/draft.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "base/error.h"
@@ -115,6 +119,30 @@ TEST_P(DraftTest, ContextDoesNotDependOnHowItGrows) {
   const auto drafts = draft_.propose(anchors, contexts, draft_.config().max_gamma());
   EXPECT_EQ(drafts[0], drafts[1]);
   EXPECT_EQ(static_cast<int64_t>(drafts[0].size()), draft_.config().max_gamma());
+}
+
+TEST_P(DraftTest, IsRefusedIfMadeForAnotherTarget) {
+  namespace fs = std::filesystem;
+  const fs::path copy = fs::temp_directory_path() / ("trireme-draft-" + std::to_string(getpid()) + GetParam());
+  fs::create_directories(copy);
+  for (const auto& file : fs::directory_iterator(dir_)) fs::copy(file.path(), copy / file.path().filename());
+  std::ifstream in(dir_ / "config.json");
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  const std::string key = "\"num_target_layers\": 13";
+  text.replace(text.find(key), key.size(), "\"num_target_layers\": 14");
+  fs::remove(copy / "config.json");
+  std::ofstream(copy / "config.json") << text;
+  ledger::Account account(plan());
+  model::Model model(checkpoint_, *ops_, account);
+  try {
+    const Draft draft(copy, model, account);
+    ADD_FAILURE() << "it was taken";
+  } catch (const BadInput& error) {
+    EXPECT_NE(std::string(error.what()).find("num_target_layers is 14, but the target has 13 layers"),
+              std::string::npos)
+        << error.what();
+  }
+  fs::remove_all(copy);
 }
 
 TEST_P(DraftTest, TakesWhatItPlanned) {

@@ -146,6 +146,16 @@ TEST(Api, CompletionsWithoutMaxTokensTakeWhatFits) {
   EXPECT_EQ(rig.ask_ok(kCompletion, body)["usage"]["completion_tokens"], 20);
 }
 
+TEST(Api, TooManyTokensAreNamedAsTheyWereSent) {
+  Rig rig(small_engine());
+  for (const char* field : {"max_tokens", "max_completion_tokens"}) {
+    const Json body = {{"messages", {{{"role", "user"}, {"content", "a"}}}}, {field, 1'000'000}};
+    const Json error = Json::parse(rig.ask(kChat, body).body)["error"];
+    EXPECT_EQ(error["param"], field);
+    EXPECT_TRUE(error["message"].get<std::string>().starts_with(std::string(field) + ": 1000000 more")) << error;
+  }
+}
+
 Json call_body() {
   return Json::parse(
       R"({"temperature": 0, "parallel_tool_calls": false, "tools": [{"type": "function", "function": {"name": "close_light",

@@ -44,6 +44,8 @@ class Client {
   void leave() {
     if (fd_ >= 0) close(std::exchange(fd_, -1));
   }
+  // Sends nothing more, but still reads.
+  void end_sending() { shutdown(fd_, SHUT_WR); }
   // Closes with a reset instead of an orderly end.
   void reset() {
     const linger now{1, 0};

@@ -186,9 +186,45 @@ TEST_F(HttpServerTest, RefusesWhatIsTooLargeOrNoHttp) {
   EXPECT_EQ(status_of("POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), 400);
   // Its body must not be taken for a second request.
   EXPECT_EQ(status_of("POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nGET /echo HTTP/1.1\r\n\r\n"), 501);
+  for (const char* list : {"gzip, chunked", "chunked, chunked", "identity", "chunked;q=1", "x-chunked"}) {
+    EXPECT_EQ(status_of(std::string("POST /echo HTTP/1.1\r\nTransfer-Encoding: ") + list +
+                        "\r\n\r\n3\r\nabc\r\n0\r\n\r\nGET /echo HTTP/1.1\r\n\r\n"),
+              501)
+        << list;
+  }
   EXPECT_EQ(status_of(std::string("GET /\0x HTTP/1.1\r\n\r\n", 20)), 400);
   EXPECT_EQ(status_of("POST /refused HTTP/1.1\r\nContent-Length: 500\r\n\r\n" + std::string(500, 'x')), 404);
   EXPECT_EQ(application.abandoned, 0);
+}
+
+TEST_F(HttpServerTest, TakesChunkedInAnyCase) {
+  serve();
+  Client client(server->port());
+  client.send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding:  CHUNKED \r\n\r\n3\r\nabc\r\n0\r\n\r\n");
+  EXPECT_EQ(client.read_answer().body, "POST abc");
+}
+
+// The end of what a client sends may be read while the answer is on its way, and is not reported again.
+TEST_F(HttpServerTest, ConnectionsOfClientsThatLeaveAfterTheAnswerEnd) {
+  serve();
+  for (int i = 0; i < 300; ++i) {
+    Client brief(server->port());
+    brief.send("GET /echo HTTP/1.1\r\nHost: x\r\n\r\n");
+    if (i % 3 == 1) brief.end_sending();
+    if (i % 3 != 2) brief.read_answer();
+  }
+  EXPECT_TRUE(eventually([&] { return server->connections() == 0; })) << server->connections() << " are left";
+}
+
+// The same at leisure: the end arrives while the application works on the answer.
+TEST_F(HttpServerTest, AClientThatEndsSendingCountsAsGone) {
+  serve();
+  Client half(server->port());
+  half.send("GET /held HTTP/1.1\r\nHost: x\r\n\r\n");
+  ASSERT_TRUE(eventually([&] { return held_count() == 1; }));
+  half.end_sending();
+  EXPECT_TRUE(eventually([&] { return application.abandoned == 1 && server->connections() == 0; }));
+  EXPECT_TRUE(half.closed());
 }
 
 // Every server must take the form that clients use towards a proxy.

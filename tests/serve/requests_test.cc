@@ -279,6 +279,25 @@ TEST(Requests, RefusesCompletionFields) {
   }
 }
 
+TEST(Requests, RefusesMoreAnswersThanTheEngineHolds) {
+  const RequestLimits few{2048, {}, 3};
+  const Refusal refusals[] = {{R"({"prompt": "a", "n": 4})", "n: must be an integer from 1 to 3, not 4"},
+                              {R"({"prompt": ["a", "b"], "n": 2})", "n: 2 prompts times n = 2"},
+                              {R"({"prompt": ["a", "b", "c", "d"]})", "prompt: has 4 prompts"}};
+  for (const Refusal& refusal : refusals) {
+    expect_refused(refusal, [&](const std::string& text) { parse_completion(text, few); });
+  }
+  EXPECT_EQ(parse_completion(R"({"prompt": "a", "n": 3})", few).n, 3);
+}
+
+TEST(Requests, TokenCountsAreNamedAsTheyWereSent) {
+  const auto parse = [](const std::string& text) { parse_chat_completion(text, kLimits); };
+  const std::string newer = chat_with(R"("max_completion_tokens": 5, "min_tokens": 6)");
+  expect_refused({newer.c_str(), "min_tokens: 6 is more than max_completion_tokens, which is 5"}, parse);
+  const std::string older = chat_with(R"("max_tokens": 5, "min_tokens": 6)");
+  expect_refused({older.c_str(), "min_tokens: 6 is more than max_tokens, which is 5"}, parse);
+}
+
 TEST(Requests, RefusesTokenizeAndDetokenize) {
   for (const Refusal& refusal :
        {Refusal{R"({})", "prompt"}, Refusal{R"({"prompt": 3})", "prompt"},

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "serve/client.h"
 
 namespace trireme::serve {
@@ -460,11 +461,57 @@ TEST(ServerAlone, AsksForItsKey) {
   EXPECT_EQ(client.get("/v1/models", "Authorization: Bearer secrets\r\n").status, 401);
   EXPECT_EQ(client.get("/v1/models", "Authorization: Bearer \r\n").status, 401);
   EXPECT_EQ(client.get("/v1/models", "Authorization: secret\r\n").status, 401);
+  for (const char* wrong : {"Bearersecret", "Bearer", "Bear secret", "Basic secret"}) {
+    EXPECT_EQ(client.get("/v1/models", "Authorization: " + std::string(wrong) + "\r\n").status, 401) << wrong;
+  }
+  for (const char* right : {"bearer secret", "BEARER   secret", "Bearer secret "}) {
+    EXPECT_EQ(client.get("/v1/models", "Authorization: " + std::string(right) + "\r\n").status, 200) << right;
+  }
   const Answer models = client.get("/v1/models", "Authorization: Bearer secret\r\n");
   EXPECT_EQ(Json::parse(models.body)["data"][0]["id"], "my-model");
   for (const char* open : {"/health", "/metrics", "/version"}) EXPECT_EQ(client.get(open).status, 200) << open;
   Client poster(server.port());
   EXPECT_EQ(poster.post(kChat, "{}").status, 401);
+}
+
+TEST(ServerAlone, FindsItsModelByAPathThatIsEncoded) {
+  ServerOptions options;
+  options.engine.model = TRIREME_SOURCE_DIR "/models/k3-nano";
+  options.engine.threads = 1;
+  options.engine.max_running = 2;
+  options.engine.max_queue = 1;
+  options.engine.max_tokens = 4096;
+  options.model_name = "a/b 100%é";
+  Server server(options);
+  Client client(server.port());
+  for (const char* path : {"a%2Fb%20100%25%C3%A9", "a/b%20100%%c3%a9"}) {
+    const Answer found = client.get("/v1/models/" + std::string(path));
+    EXPECT_EQ(found.status, 200) << path;
+    EXPECT_EQ(Json::parse(found.body)["id"], options.model_name);
+  }
+  const Answer wrong = client.get("/v1/models/%ff%2");
+  EXPECT_EQ(wrong.status, 404);
+  EXPECT_TRUE(Json::accept(wrong.body)) << wrong.body;
+
+  // Two can run and one can wait: more answers than that can never be given, and fewer always.
+  Json body = {{"prompt", "a"}, {"max_tokens", 1}, {"n", 4}};
+  const Answer many = client.post("/v1/completions", body.dump());
+  EXPECT_EQ(many.status, 400) << many.body;
+  EXPECT_EQ(Json::parse(many.body)["error"]["param"], "n");
+  body["n"] = 3;
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(client.post("/v1/completions", body.dump()).status, 200);
+}
+
+TEST(ServerAlone, ItsNameMustBeText) {
+  ServerOptions options;
+  options.engine.model = TRIREME_SOURCE_DIR "/models/k3-nano";
+  options.model_name = "a\xff";
+  try {
+    const Server server(options);
+    FAIL() << "it was served";
+  } catch (const BadInput& error) {
+    EXPECT_STREQ(error.what(), "--served-model-name: not valid UTF-8 at byte 1");
+  }
 }
 
 TEST(ServerAlone, StopEndsWhatRuns) {

@@ -75,7 +75,7 @@ std::vector<Case> cases() {
   add("Dp2Tp4RowBoundVocab8", [](auto& i) {
     i.dp = 2;
     i.tp = 4;
-    i.row_bound = 151;
+    i.row_bound = 40;
     i.vocab = 8;
   });
   add("Dp4ShardGather", [](auto& i) {

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <filesystem>
+#include <string>
 
 #include "base/error.h"
 #include "text/chat_segments.h"
@@ -211,6 +213,38 @@ TEST(Chat, ToolResultsTakeTheOrderOfTheCalls) {
       tool_part(
           R"({"role":"tool","tool_call_id":"a","content":"1"},{"role":"user","content":"u"},{"role":"tool","tool_call_id":"b","content":"2"})"),
       tool("f", 1, "1") + "<message/ role/=\"/user/\"|u>message|#" + tool("g", 2, "2"));
+}
+
+TEST(Chat, OfCallsWithOneIdTheFirstIsMeant) {
+  EXPECT_EQ(
+      show_body(show_plain(
+          R"([{"role":"assistant","content":"","tool_calls":[{"function":{"name":"n"}},{"id":"a","function":{"name":"f"}},
+          {"id":null,"function":{"name":"o"}},{"id":"a","function":{"name":"g"}}]},{"role":"tool","tool_call_id":"a","content":"1"},
+          {"role":"assistant","content":"","tool_calls":[{"id":"b","function":{"name":"h"}}]},
+          {"role":"tool","tool_call_id":"a","name":"own","content":"2"}])")),
+      show_body(show_plain(
+          R"([{"role":"assistant","content":"","tool_calls":[{"function":{"name":"n"}},{"id":"x","function":{"name":"f"}},
+          {"function":{"name":"o"}},{"id":"y","function":{"name":"g"}}]},{"role":"tool","tool_call_id":"?","name":"f","content":"1"},
+          {"role":"assistant","content":"","tool_calls":[{"function":{"name":"h"}}]},
+          {"role":"tool","tool_call_id":"?","name":"own","content":"2"}])")));
+}
+
+// A search from the front for every result would take minutes here.
+TEST(Chat, ManyToolResultsTakeNoTimeToMatch) {
+  constexpr int kCalls = 60'000;
+  ChatRequest request;
+  Json calls = Json::array();
+  for (int i = 0; i < kCalls; ++i) {
+    calls.push_back({{"id", "call_" + std::to_string(i)}, {"function", {{"name", "f"}}}});
+  }
+  request.messages.push_back({{"role", "assistant"}, {"content", ""}, {"tool_calls", calls}});
+  for (int i = kCalls; i-- > 0;) {
+    request.messages.push_back({{"role", "tool"}, {"tool_call_id", "call_" + std::to_string(i)}, {"content", "x"}});
+  }
+  const std::clock_t start = std::clock();
+  const auto segments = render_chat(request);
+  EXPECT_GT(segments.size(), size_t{10} * kCalls);
+  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 10.0);
 }
 
 TEST(Chat, ToolDeclarations) {
