@@ -57,8 +57,8 @@ class Checkpoint {
   WeightView weight(std::string_view name) const;
   bool has(std::string_view name) const;
 
-  // The same without reading or checking anything, for whoever needs a part of it or its format only; check() then reads
-  // the part (any rows of the view) and throws as weight() does.
+  // The same without reading or checking anything, for whoever needs a part of it or its format only; check() then
+  // reads the part (any rows of the view) and throws as weight() does.
   WeightView stored(std::string_view name) const;
   void check(std::string_view name, const WeightView& part) const;
 

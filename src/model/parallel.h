@@ -30,7 +30,7 @@ struct Parallel {
   comm::Communicator* gather = nullptr;  // the same ranks as `weights`, for the stream beside the main one
   bool several_batches = false;          // the stage has several attention groups
   bool move_smaller = true;              // weight shard: move activations where that is fewer bytes
-  std::optional<int64_t> max_dispatch;  // most own rows of any rank whose experts are elsewhere
+  std::optional<int64_t> max_dispatch;   // most own rows of any rank whose experts are elsewhere
   std::optional<int64_t> row_bound;      // own rows that every rank assumes of every other; absent: exchanged
 };
 
