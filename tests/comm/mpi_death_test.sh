@@ -11,7 +11,8 @@ complain() {
   failed=1
 }
 
-# run HOW SECONDS: leaves the job's words in $output; it must end in time and with another status than 0.
+# run HOW: leaves the job's words in $output; it must end by itself and with another status than 0. How long that takes is
+# printed, starting MPI included, not judged: a busy machine is no fault.
 run() {
   local begin end status
   begin=$(date +%s%N)
@@ -21,22 +22,22 @@ run() {
   local milliseconds=$(((end - begin) / 1000000))
   echo "$1: status $status after $milliseconds ms"
   [ "$status" -ne 0 ] || complain "$1: the job ended with status 0"
-  [ "$milliseconds" -lt $(($2 * 1000)) ] || complain "$1: the job took $milliseconds ms"
+  [ "$milliseconds" -lt 60000 ] || complain "$1: the job hung"
 }
 
 says() { grep -q -- "$2" <<<"$output" || complain "$1: no line says \"$2\""; }
 
-run die 5
+run die
 for rank in 0 1 3; do says die "rank $rank on host .*: ending, because mpirun ended the job"; done
-run throw 5
+run throw
 says throw "rank 2: planted"
-run abort 5
+run abort
 says abort "rank 2: operator said stop"
-run mismatch 5
+run mismatch
 says mismatch "group work: rank 1 calls broadcast of 8 bytes from rank 0 (its call 22), rank 0 calls broadcast of 10 bytes"
-run size 5
+run size
 says size "rank 0 sent 10 bytes with tag 2 to rank 1, which expects 8"
-run late 8
+run late
 says late "group work: barrier: waited 1 s for ranks that did not call"
 
 output=$("${mpirun[@]}" -n 1 -x TRIREME_HOST_ID=a "$job" host : -n 2 -x TRIREME_HOST_ID=b "$job" host 2>&1)
