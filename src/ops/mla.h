@@ -56,7 +56,7 @@ struct StoreLatentArgs {
 // with q[t,h] = [ W_kc[h]^T q_nope | q_rope ]. Scores, softmax and sums in float32. In bf16 precision the weights are
 // rounded before the sum: the reference rounds p, a backend with an online softmax rounds exp(s - the maximum so far)
 // and divides by the sum of the unrounded ones at the end. The bits of a row depend on its own sequence only: keys are
-// visited page by page from token 0.
+// visited in an order that only its length fixes (docs/numerics.md).
 // lse[t,h] = log sum_i exp(s_i), natural and float32 in either precision, for merge_contexts. A row that sees no token
 // of the shard has lse -infinity and a ctx of zeros.
 struct MlaArgs {
